@@ -1,0 +1,9 @@
+"""x"""
+
+
+def doctor() -> None:
+    """Doctor.
+
+    Example: sharpen doctor
+    """
+    print("ok")

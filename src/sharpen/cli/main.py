@@ -1,0 +1,96 @@
+"""Entry point: finds the verb, runs it, and turns wrong input into one line and exit code 2."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from sharpen.types import SharpenError
+
+# verb → (where its typer app or function is, its line in `sharpen --help`)
+VERBS = {
+    "run": ("sharpen.cli.run:run", "Run a recipe: typed stages in order, finished ones skipped."),
+    "data": ("sharpen.cli.data:app", "Check, preview and measure dialogs."),
+    "models": ("sharpen.cli.models:app", "Pull and list models."),
+    "estimate": ("sharpen.cli.estimate:estimate", "Parameters, memory and time of a recipe."),
+    "doctor": (
+        "sharpen.cli.doctor:doctor",
+        "What this machine has, what is missing, how to get it.",
+    ),
+}
+
+# typer brings its own copy of click since 0.26; its exceptions are found through a public one
+ClickException = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+class LazyGroup(TyperGroup):
+    """A command group whose verbs are imported on first use, so that `--help` stays fast."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in VERBS:
+            return None
+        if "--help" in sys.argv[1:2] or len(sys.argv) == 1:
+            return typer.core.TyperCommand(cmd_name, help=VERBS[cmd_name][1])
+        module, name = VERBS[cmd_name][0].split(":")
+        found = getattr(importlib.import_module(module), name)
+        if not isinstance(found, typer.Typer):
+            single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+            single.command(name=cmd_name)(found)
+            found = single
+        command = get_command(found)
+        command.name = cmd_name
+        return command
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    name="sharpen",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Turn a set of tools and a pile of dialogs into a trained, tested, served model.",
+    epilog="Example: sharpen run quickstart --out runs/quickstart",
+)
+
+
+@app.callback()
+def root() -> None:
+    pass
+
+
+def main() -> None:
+    try:
+        get_command(app).main(args=sys.argv[1:], prog_name="sharpen", standalone_mode=False)
+    except SharpenError as error:
+        fail(str(error))
+    except ClickException as error:
+        fail(error.format_message())  # type: ignore[attr-defined]
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def fail(text: str) -> None:
+    """Wrong input: one line that says what and where, exit 2."""
+    if text:  # empty when typer has already shown the help page
+        print("error: " + " ".join(text.split()), file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,317 @@
+"""Files that survive: JSONL in and out, atomic writes, and the run folder with its manifest.
+
+Everything is written beside its final name, flushed to disk and renamed, so that a file which
+exists is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from sharpen.config import Config, read_yaml
+from sharpen.types import Json, RowError, SharpenError
+
+MAX_LINE_BYTES = (
+    64 << 20
+)  # a longer line is a damaged file, and reading it whole would take the machine with it
+OnBad = Callable[[RowError, bytes], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One JSONL row and where it stands."""
+
+    where: str  # file:line
+    value: Json
+    raw: bytes
+
+
+def read_jsonl(path: str | Path, on_bad: OnBad | None = None) -> Iterator[Row]:
+    """Rows of a JSONL file in constant memory. A bad line goes to `on_bad` and reading goes on;
+    without `on_bad` it raises."""
+    try:
+        file = open(path, "rb")  # noqa: SIM115 - closed below; opened here so that the error is ours
+    except OSError as error:
+        raise SharpenError(f"{path}: {error.strerror}") from None
+    with file:
+        for number, raw in enumerate(bounded_lines(file), 1):
+            where = f"{path}:{number}"
+            try:
+                if raw is None:
+                    raise RowError(where, f"line over {MAX_LINE_BYTES >> 20} MiB")
+                raw = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+                if raw.strip():
+                    yield Row(where, parse_row(raw, where), raw)
+            except RowError as error:
+                if on_bad is None:
+                    raise
+                on_bad(error, raw or b"")
+
+
+def bounded_lines(file: IO[bytes]) -> Iterator[bytes | None]:
+    """Lines in bounded memory; None stands for a line over `MAX_LINE_BYTES`, so that numbering
+    holds."""
+    while line := file.readline(MAX_LINE_BYTES):
+        if line.endswith(b"\n") or len(line) < MAX_LINE_BYTES:
+            yield line
+            continue
+        while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
+            pass
+        yield None
+
+
+def parse_row(raw: bytes, where: str) -> Json:
+    """One line → an object. NaN, infinities, deep nesting, NUL bytes and bad UTF-8 are errors that
+    name the place."""
+    try:
+        value = json.loads(raw.decode("utf-8"), parse_constant=refuse_constant)
+    except UnicodeDecodeError as error:
+        raise RowError(where, f"not UTF-8 at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise RowError(where, f"not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise RowError(where, "nested too deeply") from None
+    except ValueError as error:
+        raise RowError(where, str(error)) from None
+    if not isinstance(value, dict):
+        raise RowError(where, f"expected an object, found {type(value).__name__}")
+    return value
+
+
+def refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def dump_row(value: Any) -> str:
+    """One JSONL line. Keys keep their order; NaN is refused, because no other reader accepts it."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def write_jsonl(path: str | Path, rows: Iterable[Any]) -> int:
+    """Rows → a JSONL file, whole or not at all. Returns the count."""
+    count = 0
+    with atomic_write(path) as file:
+        for row in rows:
+            file.write(dump_row(row).encode("utf-8", "strict") + b"\n")
+            count += 1
+    return count
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
+    """A binary file that takes its final name only when it is complete and on disk."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def atomic_folder(path: str | Path) -> Iterator[Path]:
+    """A folder that takes its final name only when everything in it is complete. An older one of
+    that name is replaced."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
+    try:
+        os.chmod(temporary, 0o755)
+        yield temporary
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                sync_file(file)
+        if path.exists():
+            old = temporary.with_suffix(".old")
+            os.replace(path, old)
+            os.replace(temporary, path)
+            shutil.rmtree(old)
+        else:
+            os.replace(temporary, path)
+        sync_folder(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def write_text(path: str | Path, text: str) -> None:
+    with atomic_write(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    write_text(path, json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: str | Path) -> Any:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SharpenError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise SharpenError(f"{path}: not JSON: {error}") from None
+
+
+def sync_file(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_folder(path: Path) -> None:
+    if os.name == "posix":  # a rename is durable only when its folder is
+        sync_file(path)
+
+
+def sha256_file(path: str | Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_folder(path: str | Path) -> dict[str, str]:
+    """Relative name → hash of every file below a folder, sorted; hidden temporary files are not
+    part of it."""
+    root = Path(path)
+    files = sorted(f for f in root.rglob("*") if f.is_file() and not f.name.startswith("."))
+    return {f.relative_to(root).as_posix(): sha256_file(f) for f in files}
+
+
+class RunFolder:
+    """One run's files: `config.yaml`, `manifest.json`, `metrics.jsonl`, and whatever the run adds.
+
+    Opening it again with the same config continues the run; with another config it is an error, and
+    nothing is touched.
+    """
+
+    def __init__(self, path: str | Path, config: Config, inputs: Json | None = None):
+        self.path = Path(path)
+        self.config_file = self.path / "config.yaml"
+        self.metrics_file = self.path / "metrics.jsonl"
+        wanted = config.model_dump(mode="json")
+        if self.path.exists() and not self.path.is_dir():
+            raise SharpenError(f"{self.path}: exists and is not a folder")
+        if self.config_file.exists():
+            found = read_yaml(self.config_file)
+            if found != wanted:
+                raise SharpenError(
+                    f"{self.path}: holds a run with another config ({differences(found, wanted)}); "
+                    "choose another folder, or remove this one"
+                )
+        elif self.path.exists() and any(self.path.iterdir()):
+            raise SharpenError(
+                f"{self.path}: exists, is not empty, and is not a run folder; choose another one"
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not self.config_file.exists():
+            write_json(self.path / "manifest.json", manifest(config, inputs or {}))
+            write_text(
+                self.config_file, yaml.safe_dump(wanted, allow_unicode=True, sort_keys=False)
+            )
+
+    def log(self, row: Json) -> None:
+        """Append one metrics row, whole lines only, on disk when this returns."""
+        finite = {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
+        }
+        with open(self.metrics_file, "ab") as file:
+            file.write(dump_row(finite).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def metrics(self) -> list[Json]:
+        """Metrics rows so far; a last line cut by a crash is left out."""
+        if not self.metrics_file.exists():
+            return []
+        return [row.value for row in read_jsonl(self.metrics_file, on_bad=lambda error, raw: None)]
+
+
+def differences(found: Any, wanted: Any, path: str = "") -> str:
+    """The first few places where two plain values differ, as `key: old → new`."""
+    rows: list[str] = []
+
+    def walk(a: Any, b: Any, at: str) -> None:
+        if isinstance(a, dict) and isinstance(b, dict):
+            for key in [*a, *(k for k in b if k not in a)]:
+                walk(a.get(key), b.get(key), f"{at}.{key}" if at else str(key))
+        elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+            for index, (x, y) in enumerate(zip(a, b, strict=True)):
+                walk(x, y, f"{at}.{index}")
+        elif a != b:
+            rows.append(f"{at or 'value'}: {a!r} → {b!r}")
+
+    walk(found, wanted, path)
+    return ", ".join(rows[:3]) + (f" and {len(rows) - 3} more" if len(rows) > 3 else "")
+
+
+def manifest(config: Config, inputs: Json) -> Json:
+    """What a result needs to be traced: versions, revision, command, config hash and the hashes of
+    what went in."""
+    return {
+        "sharpen": version("sharpen"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {
+            name: version(name)
+            for name in ("torch", "transformers", "peft", "accelerate", "safetensors")
+        },
+        "revision": git_revision(),
+        "command": sys.argv,
+        "config_hash": config.hash(),
+        "seed": getattr(config, "seed", None),
+        "inputs": inputs,
+    }
+
+
+def version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def git_revision() -> str | None:
+    """The working tree's revision, with `+` when it has changes; None outside a repository or
+    without git."""
+    if shutil.which("git") is None:
+        return None
+    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
+    if head.returncode:
+        return None
+    dirty = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True).stdout
+    return head.stdout.strip() + ("+" if dirty.strip() else "")
+
+
+def cache_folder() -> Path:
+    """Where pulled models and built data live: `$SHARPEN_CACHE`, else the user's cache
+    directory."""
+    base = os.environ.get("SHARPEN_CACHE")
+    if base:
+        return Path(base)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sharpen"
