@@ -1,0 +1,87 @@
+"""The text form of tool calls, `<tool_call>{"name": …, "arguments": {…}}</tool_call>`: written and
+read here only."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from sharpen.types import Message, RowError, ToolCall, UnparsedToolCall
+
+OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
+BLANK = re.compile(r"\s*")
+
+
+def assistant_text(message: Message, where: str) -> str:
+    try:
+        calls = [
+            f'{OPEN_CALL}\n{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": '
+            f"{json.dumps(call.arguments, ensure_ascii=False, allow_nan=False)}}}\n{CLOSE_CALL}"
+            for call in message.tool_calls
+        ]
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RowError(where, f"tool call arguments are not JSON: {error}") from None
+    broken = [f"{OPEN_CALL}{bad.raw}{CLOSE_CALL}" for bad in message.unparsed]
+    return "\n".join(([message.content] if message.content else []) + calls + broken)
+
+
+def parse_message(text: str) -> Message:
+    """Assistant text → content and calls. A call that is broken is kept as what it is."""
+    calls: list[ToolCall] = []
+    unparsed: list[UnparsedToolCall] = []
+    content: list[str] = []
+    position = 0
+    while (start := text.find(OPEN_CALL, position)) >= 0:
+        before = text[position:start]
+        content.append(
+            before.removesuffix("\n") if not calls and not unparsed else before.strip("\n")
+        )
+        inner = start + len(OPEN_CALL)
+        call, position = parse_call(text, inner)
+        (calls if isinstance(call, ToolCall) else unparsed).append(call)  # type: ignore[arg-type]
+    rest = text[position:]
+    content.append(rest if not calls and not unparsed else rest.strip("\n"))
+    return Message("assistant", "\n".join(c for c in content if c), tuple(calls), tuple(unparsed))
+
+
+def parse_call(text: str, start: int) -> tuple[ToolCall | UnparsedToolCall, int]:
+    """The call whose text begins at `start`, and where what follows it begins."""
+    try:
+        begin = skip_blank(text, start)
+        value, end = json.JSONDecoder().raw_decode(text, begin)
+        end = skip_blank(text, end)
+        if not text.startswith(CLOSE_CALL, end):
+            reason = f"no {CLOSE_CALL} behind the JSON"
+        elif isinstance(call := as_call(value), ToolCall):
+            return call, end + len(CLOSE_CALL)
+        else:
+            reason = call
+    except (json.JSONDecodeError, RecursionError) as error:
+        reason = f"not JSON: {error.msg}" if isinstance(error, json.JSONDecodeError) else "too deep"
+    close = text.find(CLOSE_CALL, start)
+    other = text.find(OPEN_CALL, start)
+    if close < 0 or 0 <= other < close:  # never closed: the next call, if any, still counts
+        end = other if other >= 0 else len(text)
+        return UnparsedToolCall(text[start:end], reason), end
+    return UnparsedToolCall(text[start:close], reason), close + len(CLOSE_CALL)
+
+
+def as_call(value: Any) -> ToolCall | str:
+    """`{"name": …, "arguments": {…}}` → a call, or what is wrong with it."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return "no name"
+    arguments = value.get("arguments", {})
+    if isinstance(arguments, str):  # some models quote the object once more
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return "arguments are text that is not JSON"
+    if not isinstance(arguments, dict):
+        return f"arguments are {type(arguments).__name__}, not an object"
+    return ToolCall(value["name"], arguments)
+
+
+def skip_blank(text: str, position: int) -> int:
+    found = BLANK.match(text, position)
+    return found.end() if found else position

@@ -1,0 +1,1 @@
+"""Models: find or pull one, load it, attach LoRA, estimate what it costs."""

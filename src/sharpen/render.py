@@ -1,0 +1,374 @@
+"""Dialog → token ids with a loss mask, and sampled ids → Message: the only code that knows chat
+templates.
+
+A dialog becomes runs of text, each either trained (what the assistant sampled) or not, and every
+run is tokenised on its own: a run boundary is where sampling began, so trained ids look exactly
+like sampled ids. Special-token text inside what people and tools wrote is encoded as plain text and
+cannot open or close a turn.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from sharpen.calls import CLOSE_CALL, OPEN_CALL, assistant_text, parse_message
+from sharpen.rows import message_to_wire, tool_to_wire
+from sharpen.types import (
+    Datum,
+    Dialog,
+    Json,
+    Message,
+    RowError,
+    SharpenError,
+    ToolSpec,
+)
+
+# A sentinel stands for special-token text while a template runs. It starts with a Unicode
+# noncharacter, which is
+# itself protected when a text holds one, so no text can forge a sentinel.
+MARK, MARK_END = "\ufdd0", "\ufdd1"
+BATCH = 256  # dialogs tokenised together
+
+Run = tuple[str, bool]  # text, trained
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """One dialog's runs before tokenisation."""
+
+    runs: tuple[Run, ...]
+    dialog: Dialog
+    where: str
+
+
+class Renderer:
+    """Renders for one tokenizer. `template`: "auto" (the model's own if it speaks of tools, else
+    ours), "model", "hermes"."""
+
+    def __init__(self, tokenizer: Any, template: str = "auto"):
+        if not getattr(tokenizer, "is_fast", False):
+            raise SharpenError(
+                f"{tokenizer.name_or_path or 'tokenizer'}: only fast tokenizers are supported; "
+                "the model folder needs a tokenizer.json"
+            )
+        self.tokenizer = tokenizer
+        self.template = choose_template(tokenizer, template)
+        self.special = special_tokens(tokenizer)
+        protected = [*sorted(self.special, key=len, reverse=True), MARK]
+        self.sentinels = {text: f"{MARK}{i}{MARK_END}" for i, text in enumerate(protected)}
+        self.protected = protected
+        self.pattern = re.compile("|".join(map(re.escape, protected)))
+        self.literal_ids = {text: encode_literally(tokenizer, text) for text in protected}
+        self.stop_ids = frozenset(
+            self.special[t]
+            for t in (tokenizer.eos_token, "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
+            if t in self.special
+        )
+        if not self.stop_ids:
+            raise SharpenError(f"{tokenizer.name_or_path}: the tokenizer has no end-of-turn token")
+        check_segmentation(tokenizer)
+
+    def render(self, dialogs: Iterable[Dialog]) -> Iterator[Datum]:
+        """Dialogs → training data. A dialog with nothing to train on, or that cannot be rendered,
+        is a RowError."""
+        for batch in batched(dialogs, BATCH):
+            yield from self.tokenise([self.rendered(d) for d in batch])
+
+    def prompt(self, dialog: Dialog) -> list[int]:
+        """Ids that end where the assistant's next turn begins."""
+        text = self.text(dialog, generation=True)
+        return self.encode([text])[0]
+
+    def continuation(self, before: Dialog, new: Sequence[Message]) -> list[int]:
+        """Ids that follow the assistant's last sampled token in `before` when `new` messages
+        arrive, up to the next turn.
+
+        Sampled ids + continuation is the next prompt, so what was sampled is never tokenised again.
+        """
+        after = replace(before, messages=(*before.messages, *new))
+        # the text of the last turn itself does not matter, only what the template puts behind it
+        start = "".join(text for text, _ in self.cut_runs(before)[:-1])
+        full = self.text(after, generation=True)
+        if not full.startswith(start):
+            raise RowError(before.id, not_append_only(len(before.messages)))
+        return self.encode([full[len(start) :]])[0]
+
+    def parse(self, ids: Sequence[int]) -> Message:
+        """Sampled ids → the assistant's message. Everything from the stop token on is structure,
+        not content."""
+        end = next((i for i, token in enumerate(ids) if token in self.stop_ids), len(ids))
+        text = self.tokenizer.decode(
+            list(ids[:end]), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return parse_message(text)
+
+    # Text ------------------------------------------------------------------------------------
+
+    def rendered(self, dialog: Dialog) -> Rendered:
+        return Rendered(tuple(self.cut_runs(dialog)[:-1]), dialog, dialog.id)
+
+    def cut_runs(self, dialog: Dialog) -> list[Run]:
+        """Untrained and trained runs in turn; the last run is what the template puts behind the
+        last message."""
+        check_dialog(dialog)
+        if self.template is None:
+            return hermes_runs(dialog, self.protect)
+        return self.template_runs(dialog)
+
+    def text(self, dialog: Dialog, generation: bool = False) -> str:
+        """The whole dialog as text, special-token text in contents replaced by sentinels."""
+        check_dialog(dialog)
+        if self.template is None:
+            text = "".join(t for t, _ in hermes_runs(dialog, self.protect))
+            return text + ("<|im_start|>assistant\n" if generation else "")
+        wire = [self.protect_all(message_to_wire(m)) for m in dialog.messages]
+        return self.apply(wire, self.wire_tools(dialog), generation)
+
+    def template_runs(self, dialog: Dialog) -> list[Run]:
+        """Runs through the model's own template: each assistant turn is what it adds behind the
+        generation prompt."""
+        wire = [self.protect_all(message_to_wire(m)) for m in dialog.messages]
+        tools = self.wire_tools(dialog)
+        whole = self.apply(wire, tools, False)
+        runs: list[Run] = []
+        done = 0
+        for index, message in enumerate(dialog.messages):
+            if message.role != "assistant":
+                continue
+            before = self.apply(wire[:index], tools, True)
+            after = self.apply(wire[: index + 1], tools, False)
+            if not (whole.startswith(after) and after.startswith(before)):
+                raise RowError(dialog.id, not_append_only(index))
+            end = self.end_of_turn(after, len(before))
+            runs += [(whole[done : len(before)], False), (whole[len(before) : end], True)]
+            done = end
+        return [*runs, (whole[done:], False)]
+
+    def end_of_turn(self, text: str, start: int) -> int:
+        """Just behind the stop token of the turn that begins at `start`: what follows is never
+        sampled."""
+        ends = [
+            text.rfind(t, start) + len(t) for t, i in self.special.items() if i in self.stop_ids
+        ]
+        return max((e for e in ends if e > start), default=len(text))
+
+    def apply(self, wire: list[Json], tools: list[Json] | None, generation: bool) -> str:
+        if not wire:
+            raise SharpenError("a dialog cannot begin with the assistant in this model's template")
+        try:
+            return self.tokenizer.apply_chat_template(
+                wire,
+                tools=tools,
+                chat_template=self.template,
+                add_generation_prompt=generation,
+                tokenize=False,
+            )
+        except (
+            Exception
+        ) as error:  # a template can raise anything, with the model maker's own words
+            raise SharpenError(f"chat template: {' '.join(str(error).split())}") from error
+
+    # Special-token text ----------------------------------------------------------------------
+
+    def protect(self, text: str) -> str:
+        if not self.pattern.search(text):
+            return text
+        return self.pattern.sub(lambda match: self.sentinels[match[0]], text)
+
+    def protect_all(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.protect(value)
+        if isinstance(value, list):
+            return [self.protect_all(item) for item in value]
+        if isinstance(value, dict):
+            return {self.protect(key): self.protect_all(item) for key, item in value.items()}
+        return value
+
+    def wire_tools(self, dialog: Dialog) -> list[Json] | None:
+        return [self.protect_all(tool_to_wire(t)) for t in dialog.tools] or None
+
+    # Ids -------------------------------------------------------------------------------------
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Texts with sentinels → ids; special tokens in structure are tokens, in protected text
+        they are characters."""
+        pieces: list[list[str | int]] = []  # text to encode, or the index of a protected string
+        flat: list[str] = []
+        for text in texts:
+            parts: list[str | int] = []
+            for number, part in enumerate(re.split(f"{MARK}(\\d+){MARK_END}", text)):
+                if number % 2:
+                    parts.append(int(part))
+                elif part:
+                    parts.append(part)
+                    flat.append(part)
+            pieces.append(parts)
+        encoded = iter(
+            self.tokenizer.backend_tokenizer.encode_batch_fast(flat, add_special_tokens=False)
+        )
+        result = []
+        for parts in pieces:
+            ids: list[int] = []
+            for part in parts:
+                if isinstance(part, int):
+                    ids += self.literal_ids[self.protected[part]]
+                else:
+                    ids += next(encoded).ids
+            result.append(ids)
+        return result
+
+    def tokenise(self, rows: Sequence[Rendered]) -> Iterator[Datum]:
+        try:
+            encoded = iter(self.encode([text for row in rows for text, _ in row.runs]))
+        except (TypeError, UnicodeEncodeError):
+            for row in rows:
+                name_bad_text(row)
+            raise
+        for row in rows:
+            runs = [(next(encoded), trained) for _, trained in row.runs]
+            lengths = [len(ids) for ids, _ in runs]
+            ids = np.fromiter((i for run, _ in runs for i in run), np.int32, sum(lengths))
+            mask = np.repeat(np.array([trained for _, trained in runs], bool), lengths)
+            if not mask.any():
+                raise RowError(
+                    row.where, "no token to train on: the dialog has no assistant message"
+                )
+            yield Datum(ids, mask, row.dialog.id, row.dialog.task_type)
+
+
+def hermes_template() -> str:
+    """Our chat template as Jinja, for tokenizers that are saved with a trained model."""
+    return resources.files("sharpen").joinpath("templates/hermes.jinja").read_text("utf-8")
+
+
+def choose_template(tokenizer: Any, template: str) -> str | None:
+    """None for our own template, which is rendered without Jinja; else the model's Jinja source."""
+    own = tokenizer.chat_template or ""
+    if isinstance(own, dict):
+        own = own.get("tool_use") or own.get("default") or ""
+    if template not in ("auto", "model", "hermes"):
+        raise SharpenError(f"template {template!r}: expected auto, model or hermes")
+    if own == hermes_template():
+        return None
+    if template == "model" or (template == "auto" and re.search(r"\btools\b", own)):
+        if OPEN_CALL not in own and OPEN_CALL not in tokenizer.get_vocab():
+            raise SharpenError(
+                f"{tokenizer.name_or_path}: its chat template does not write calls as {OPEN_CALL}; "
+                "use template=hermes"
+            )
+        return own
+    missing = [t for t in ("<|im_start|>", "<|im_end|>") if t not in special_tokens(tokenizer)]
+    if missing:
+        raise SharpenError(
+            f"{tokenizer.name_or_path}: its chat template has no tools and its tokenizer lacks "
+            f"{' and '.join(missing)}, which our template needs; add them as special tokens"
+        )
+    return None
+
+
+def special_tokens(tokenizer: Any) -> dict[str, int]:
+    added = tokenizer.added_tokens_decoder
+    return {token.content: index for index, token in added.items() if token.special}
+
+
+def encode_literally(tokenizer: Any, text: str) -> list[int]:
+    """Special-token text as the characters it is made of."""
+    ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    specials = set(special_tokens(tokenizer).values())
+    if specials.intersection(ids):
+        raise SharpenError(f"{tokenizer.name_or_path}: cannot encode {text!r} as plain text")
+    return ids
+
+
+def check_segmentation(tokenizer: Any) -> None:
+    """Runs are tokenised apart; a tokenizer that puts a blank before each text would show it to the
+    model."""
+    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+    if encode("a\n") + encode("b") != encode("a\nb"):
+        raise SharpenError(
+            f"{tokenizer.name_or_path}: the tokenizer changes the beginning of every text, "
+            "so trained and sampled ids would differ; it is not supported"
+        )
+
+
+# Our template ----------------------------------------------------------------------------------
+
+
+def hermes_runs(dialog: Dialog, protect: Any) -> list[Run]:
+    """Our template's runs; equal to `hermes.jinja`, and tested to be."""
+    messages = dialog.messages
+    system = protect(messages[0].content) if messages[0].role == "system" else ""
+    pending = ""
+    if system or dialog.tools:
+        tools = protect(tools_block(dialog.tools)) if dialog.tools else ""
+        joint = "\n\n" if system and tools else ""
+        pending = f"<|im_start|>system\n{system}{joint}{tools}<|im_end|>\n"
+    runs: list[Run] = []
+    for message in messages[1:] if messages[0].role == "system" else messages:
+        if message.role == "assistant":
+            turn = f"{protect(assistant_text(message, dialog.id))}<|im_end|>"
+            runs += [(f"{pending}<|im_start|>assistant\n", False), (turn, True)]
+            pending = "\n"
+        elif message.role == "tool":
+            content = protect(message.content)
+            pending += f"<|im_start|>tool\n<tool_response>\n{content}\n</tool_response><|im_end|>\n"
+        else:
+            pending += f"<|im_start|>{message.role}\n{protect(message.content)}<|im_end|>\n"
+    return [*runs, (pending, False)]
+
+
+def tools_block(tools: tuple[ToolSpec, ...]) -> str:
+    lines = "\n".join(json.dumps(tool_to_wire(t)["function"], ensure_ascii=False) for t in tools)
+    return (
+        f"You can call these tools:\n<tools>\n{lines}\n</tools>\nTo call a tool, write\n"
+        f'{OPEN_CALL}\n{{"name": ..., "arguments": {{...}}}}\n{CLOSE_CALL}'
+    )
+
+
+def check_dialog(dialog: Dialog) -> None:
+    """What no template can say: an empty dialog, a late system message, call markers written as
+    text."""
+    if not dialog.messages:
+        raise RowError(dialog.id, "the dialog has no messages")
+    for index, message in enumerate(dialog.messages):
+        if message.role == "system" and index:
+            raise RowError(dialog.id, f"messages[{index}]: a system message can only stand first")
+        if message.role == "assistant" and OPEN_CALL in message.content:
+            raise RowError(
+                dialog.id,
+                f"messages[{index}]: assistant text contains {OPEN_CALL}; use tool_calls for calls",
+            )
+
+
+def not_append_only(index: int) -> str:
+    return (
+        f"messages[{index}]: the model's chat template is not append-only (it rewrites earlier "
+        "text when a turn is added), so no loss mask is right; use template=hermes"
+    )
+
+
+def name_bad_text(row: Rendered) -> None:
+    for text, _ in row.runs:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RowError(row.where, f"text that is not Unicode: {error.reason}") from None
+
+
+def batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    batch: list[Any] = []
+    for item in items:
+        batch.append(item)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
