@@ -1,0 +1,186 @@
+"""`sharpen data check`: is every row readable, and does every call fit its tool?
+
+Rows are the project's own: dialogs, preference pairs, tasks, tools. Each complaint names file:line.
+"""
+
+from __future__ import annotations
+
+import marshal
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sharpen.data.importers.reading import Record, read_records
+from sharpen.rows import dialog_from_row, preference_from_row, task_from_row, tool_from_wire
+from sharpen.tools import check_call, schema_problem
+from sharpen.types import (
+    Dialog,
+    Json,
+    Message,
+    Preference,
+    RowError,
+    Task,
+    ToolCall,
+    ToolSpec,
+)
+
+REFERENCE = re.compile(r"\$.+\$|API_call_\d+")  # an argument that stands for an earlier result
+MAX_KNOWN = 20_000
+_known: dict[bytes, str | None] = {}  # schema → what is wrong with it; rows repeat their tools
+
+
+@dataclass(slots=True)
+class CheckReport:
+    path: str
+    rows: int = 0
+    bad: int = 0
+    calls: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+
+
+def noun_of(row: Json, where: str) -> Dialog | Preference | Task | ToolSpec:
+    """A row → what it is, or a RowError."""
+    if "messages" in row:
+        return dialog_from_row(row, where)
+    if "chosen" in row or "rejected" in row:
+        return preference_from_row(row, where)
+    if "instruction" in row:
+        return task_from_row(row, where)
+    if "function" in row or "parameters" in row:
+        return tool_from_wire(row, where)
+    raise RowError(where, "neither messages, chosen and rejected, instruction, nor a function")
+
+
+def check_rows(path: Path, report: CheckReport) -> Iterator[tuple[Record, list[str]]]:
+    """Every row of a file with its complaints, counted into `report`."""
+    for record in read_records(path):
+        report.rows += 1
+        problems = [record.problem] if record.problem else list(row_problems(record, report))
+        report.bad += bool(problems)
+        yield record, problems
+
+
+def row_problems(record: Record, report: CheckReport) -> Iterator[str]:
+    if not isinstance(record.value, dict):
+        yield f"expected an object, found {type(record.value).__name__}"
+        return
+    try:
+        noun = noun_of(record.value, record.where)
+        report.kinds[type(noun).__name__.lower()] += 1
+        yield from structure(noun)
+        yield from faults(noun, report)
+        if not finite(record.value):
+            yield "a number too large to be one, or half of a surrogate pair"
+    except RowError as error:
+        yield error.reason
+    except RecursionError:
+        yield "nested too deeply"
+
+
+def structure(noun: Any) -> list[str]:
+    """What is wrong with a row apart from schemas."""
+    if isinstance(noun, Dialog):
+        return turn_problems(noun.messages)
+    if isinstance(noun, Preference):
+        both = (noun.chosen, noun.rejected)
+        problems = [p for side in both for p in turn_problems(noun.prompt + side)]
+        return problems + (["chosen and rejected are the same"] if both[0] == both[1] else [])
+    if isinstance(noun, Task) and not noun.instruction.strip():
+        return ["the instruction is empty"]
+    return []
+
+
+def turn_problems(messages: tuple[Message, ...]) -> list[str]:
+    """Tool results need a call, and an assistant must say or call something."""
+    problems, open_calls = [], []
+    for index, message in enumerate(messages):
+        if message.role == "assistant":
+            open_calls = list(message.tool_calls)
+            if not message.content and not message.tool_calls:
+                problems.append(f"messages[{index}]: the assistant says nothing and calls nothing")
+        elif message.role == "tool":
+            wanted = message.tool_call_id
+            ids = [call.id for call in open_calls]
+            at = ids.index(wanted) if wanted in ids else -1 if wanted and any(ids) else 0
+            if at < 0 or not open_calls:
+                problems.append(f"messages[{index}]: a tool result without a call")
+            else:
+                del open_calls[at]
+    if not any(m.role == "assistant" for m in messages):
+        problems.append("no assistant turn")
+    return problems
+
+
+def faults(noun: Any, report: CheckReport) -> Iterator[str]:
+    """Schemas that cannot be used, calls to tools that are not listed, arguments that do not fit."""
+    if isinstance(noun, ToolSpec):
+        noun = Task("", "-", (noun,))
+    tools = {tool.name: tool for tool in noun.tools}
+    for tool in noun.tools:
+        if problem := known_problem(tool.parameters):
+            yield f"tool {tool.name!r}: {problem}"
+    for call in calls_of(noun):
+        report.calls += 1
+        if call.name not in tools:
+            listed = "is not listed" if tools else "is called, but the row lists no tools"
+            yield f"tool {call.name!r} {listed}"
+        elif not refers(call.arguments):
+            for problem in check_call(call, tools[call.name]):
+                yield f"call of {call.name!r}: {problem}"
+
+
+def calls_of(noun: Any) -> Iterator[ToolCall]:
+    if isinstance(noun, Task):
+        gold = noun.gold.get("calls", []) if isinstance(noun.gold.get("calls"), list) else []
+        for call in gold:
+            if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+                raise RowError("", "gold.calls: expected objects with a name")
+            given = call.get("arguments")
+            if not isinstance(given, dict):
+                raise RowError("", "gold.calls: arguments: expected an object")
+            yield ToolCall(call["name"], allowed_first(given, noun.gold.get("match")))
+        return
+    parts = (noun.messages,) if isinstance(noun, Dialog) else (noun.chosen, noun.rejected)
+    for messages in parts:
+        for message in messages:
+            yield from message.tool_calls
+
+
+def allowed_first(given: Json, match: Any) -> Json:
+    """Where gold lists the values that count, the first stands for them; "" means left out."""
+    if match != "allowed":
+        return given
+    values = {k: v[0] if isinstance(v, list) and v else v for k, v in given.items()}
+    return {k: v for k, v in values.items() if v != ""}
+
+
+def refers(value: Any) -> bool:
+    """Does an argument stand for what an earlier call returned? Its type is not known yet."""
+    if isinstance(value, str):
+        return bool(REFERENCE.search(value))
+    inner: Iterable[Any] = value.values() if isinstance(value, dict) else value
+    return isinstance(value, (dict, list)) and any(refers(item) for item in inner)
+
+
+def known_problem(parameters: Json) -> str | None:
+    key = marshal.dumps(parameters)
+    if key not in _known:
+        if len(_known) >= MAX_KNOWN:
+            _known.clear()
+        _known[key] = schema_problem(parameters)
+    return _known[key]
+
+
+def finite(value: Any) -> bool:
+    """Can the row be written again: no infinity (`1e999` reads as one), no half surrogate pair?"""
+    if isinstance(value, float):
+        return value - value == 0
+    if isinstance(value, str):
+        return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
+    if isinstance(value, dict):
+        return all(finite(k) and finite(v) for k, v in value.items())
+    return not isinstance(value, list) or all(finite(item) for item in value)

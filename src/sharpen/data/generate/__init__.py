@@ -1,0 +1,1 @@
+"""Generators: data that is made here, with its answers verified."""

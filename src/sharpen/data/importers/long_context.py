@@ -1,0 +1,34 @@
+"""Finding one thing in a long text: LongEval lines and key–value retrieval."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from sharpen.data.importers import Importer, has
+from sharpen.types import Json, RowError, Task
+
+
+def convert_longeval(row: Json, where: str, side: Any) -> Iterator[Task]:
+    metadata = {k: row[k] for k in ("num_lines", "token_size", "random_idx") if k in row}
+    row_id = f"longeval-{row['num_lines']}-{where.rsplit(':', 1)[1]}"
+    gold = {"answers": [str(row["expected_number"])]}
+    yield Task(row_id, row["prompt"], (), gold, "retrieval", metadata=metadata)
+
+
+def convert_kv(row: Json, where: str, side: Any) -> Iterator[Task]:
+    records, key = row["ordered_kv_records"], row["key"]
+    if [key, row["value"]] not in records:
+        raise RowError(where, "the key is not among the records")
+    data = json.dumps(dict(records), ensure_ascii=False, indent=0)
+    request = f"{data}\n\nWhich value does this JSON object hold for the key {key!r}?"
+    metadata = {"keys": len(records), "position": records.index([key, row["value"]])}
+    row_id = f"kv-{len(records)}-{where.rsplit(':', 1)[1]}"
+    yield Task(row_id, request, (), {"answers": [row["value"]]}, "retrieval", metadata=metadata)
+
+
+IMPORTERS = (
+    Importer("longeval", "line retrieval", has("prompt", "expected_number"), convert_longeval),
+    Importer("kv_retrieval", "key–value retrieval", has("ordered_kv_records", "key"), convert_kv),
+)

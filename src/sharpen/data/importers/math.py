@@ -1,0 +1,46 @@
+"""Mathematics: GSM8K, AQuA-RAT and SVAMP. Gold is `{"answer": …}`, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sharpen.data.importers import Importer, has
+from sharpen.types import Json, RowError, Task
+
+
+def convert_gsm8k(row: Json, where: str, side: Any) -> Iterator[Task]:
+    solution, mark, answer = row["answer"].rpartition("####")
+    if not mark or not answer.strip():
+        raise RowError(where, "answer: no '#### result'")
+    gold, metadata = {"answer": answer.strip().replace(",", "")}, {"solution": solution.strip()}
+    row_id = f"gsm8k-{where.rsplit(':', 1)[1]}"
+    yield Task(row_id, row["question"], (), gold, "math", metadata=metadata)
+
+
+def convert_aqua(row: Json, where: str, side: Any) -> Iterator[Task]:
+    if row["correct"] not in [option[:1] for option in row["options"]]:
+        raise RowError(where, f"correct: {row['correct']!r} is none of the options")
+    request = "\n".join((row["question"], *row["options"]))
+    row_id = f"aqua-{where.rsplit(':', 1)[1]}"
+    metadata = {"solution": row["rationale"]}
+    yield Task(row_id, request, (), {"answer": row["correct"]}, "choice", metadata=metadata)
+
+
+def convert_svamp(row: Json, where: str, side: Any) -> Iterator[Task]:
+    value = float(row["Answer"])
+    answer = str(int(value)) if value.is_integer() else str(value)
+    request = f"{row['Body'].rstrip()} {row['Question']}"
+    metadata = {"equation": row["Equation"], "type": row.get("Type", "")}
+    yield Task(str(row["ID"]), request, (), {"answer": answer}, "math", metadata=metadata)
+
+
+def detect_gsm8k(row: Any) -> bool:
+    return set(row) == {"question", "answer"} and "####" in row["answer"]
+
+
+IMPORTERS = (
+    Importer("gsm8k", "GSM8K", detect_gsm8k, convert_gsm8k),
+    Importer("aqua", "AQuA-RAT", has("question", "options", "rationale"), convert_aqua),
+    Importer("svamp", "SVAMP", has("Body", "Question", "Equation"), convert_svamp),
+)

@@ -1,0 +1,40 @@
+"""MetaTool: which tool a query needs, chosen among ten; descriptions come from
+`plugin_des.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from sharpen.data.importers import Importer, has
+from sharpen.data.importers.reading import below
+from sharpen.data.importers.shapes import beside, candidates
+from sharpen.records import read_json
+from sharpen.types import Json, RowError, Task, ToolSpec
+
+
+def catalogue(path: Path) -> dict[str, ToolSpec]:
+    described = read_json(beside(path, "plugin_des.json"))
+    return {name: ToolSpec(name, text) for name, text in described.items()}
+
+
+def convert(row: Json, where: str, tools: dict[str, ToolSpec]) -> Iterator[Task]:
+    name = row["Tool"]
+    if name not in tools:
+        raise RowError(where, f"no tool {name!r} in plugin_des.json")
+    row_id = f"metatool-{where.rsplit(':', 1)[1]}"
+    yield Task(
+        row_id, row["Query"], candidates([name], tools, row_id), {"tools": [name]}, "selection"
+    )
+
+
+IMPORTERS = (
+    Importer(
+        "metatool",
+        "a query and its tool",
+        has("Query", "Tool"),
+        convert,
+        below("query|clean"),
+        catalogue,
+    ),
+)

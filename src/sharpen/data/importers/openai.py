@@ -1,0 +1,81 @@
+"""OpenAI and Hugging Face chat rows: `messages` with `tools` or the older `functions`.
+
+Also LLaMA-Factory's v1 rows, whose content is a list of parts (`text`, `reasoning`, `tool_call`
+with a `value`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sharpen.data.importers import Importer
+from sharpen.data.importers.shapes import call_from, tools_from
+from sharpen.types import Dialog, Json, Message, RowError, ToolCall
+
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+KNOWN = ("messages", "tools", "functions", "id", "task_type", "metadata")
+
+
+def message(value: Any, where: str) -> Message:
+    role = ROLES.get(value.get("role"))
+    if role is None:
+        raise RowError(where, f"unknown role {value.get('role')!r}")
+    calls = [call_from(call, where) for call in value.get("tool_calls") or []]
+    if value.get("function_call"):
+        calls.append(call_from(value["function_call"], where))
+    content, more = content_of(value.get("content"), where)
+    name, call_id = (value.get(k) or "" for k in ("name", "tool_call_id"))
+    if role != "tool":
+        return Message(role, content, (*calls, *more))  # type: ignore[arg-type]
+    return Message("tool", content, name=name, tool_call_id=call_id)
+
+
+def content_of(value: Any, where: str) -> tuple[str, list[ToolCall]]:
+    """Text or a list of parts → the text and the calls in it; reasoning goes between think tags."""
+    if value is None or isinstance(value, str):
+        return value or "", []
+    text, calls = "", []
+    for part in value:
+        body = part.get("text", part.get("value"))
+        if part.get("type") == "tool_call":
+            calls.append(call_from(body, where))
+        elif not isinstance(body, str):
+            raise RowError(where, f"content part {part.get('type')!r} is not text")
+        else:
+            reasoning = part.get("type") == "reasoning"
+            text += f"<think>\n{body}\n</think>\n\n" if reasoning else body
+    return text, calls
+
+
+def messages(value: Any, where: str) -> tuple[Message, ...]:
+    if not isinstance(value, list) or not value:
+        raise RowError(where, "no messages")
+    return tuple(message(m, where) for m in value)
+
+
+def convert(row: Json, where: str, side: Any) -> Iterator[Dialog]:
+    tools = tools_from(row.get("tools") or row.get("functions"), where)
+    rest = {k: v for k, v in row.items() if k not in KNOWN}
+    yield Dialog(
+        messages(row["messages"], where),
+        tools,
+        id=str(row.get("id") or ""),
+        task_type=row.get("task_type") or "",
+        metadata=(row.get("metadata") or {}) | rest,
+    )
+
+
+def detect(row: Any) -> bool:
+    first = row["messages"][0]
+    return "role" in first and not {"label", "chosen_response"} & set(row)
+
+
+IMPORTERS = (Importer("openai", "chat messages with tools", detect, convert),)

@@ -1,0 +1,32 @@
+"""Questions to a database: InterCode-SQL (gold is a query) and DBBench (gold is the answer: its
+reference queries are unreliable)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sharpen.data.importers import Importer, has
+from sharpen.types import Json, Task
+
+
+def convert_intercode(row: Json, where: str, side: Any) -> Iterator[Task]:
+    gold = {"sql": row["gold"], "database": row["db"]}
+    row_id = f"{row['db']}-{where.rsplit(':', 1)[1]}"
+    metadata = {"tables": row.get("db_tables")}
+    yield Task(row_id, row["query"], (), gold, "sql", row["hardness"], metadata=metadata)
+
+
+def convert_dbbench(row: Json, where: str, side: Any) -> Iterator[Task]:
+    request = "\n".join(t for t in (row["description"], row.get("add_description")) if t)
+    changed = {"table_md5": row["answer_md5"]} if row.get("answer_md5") else {}
+    gold = {"answers": row["label"]} | changed
+    metadata = {"type": row["type"], "table": row["table"], "sql": row.get("sql")}
+    row_id = f"dbbench-{where.rsplit(':', 1)[1]}"
+    yield Task(row_id, request, (), gold, "sql", metadata=metadata)
+
+
+IMPORTERS = (
+    Importer("intercode_sql", "Spider questions", has("db", "query", "gold"), convert_intercode),
+    Importer("dbbench", "table questions", has("description", "label", "table"), convert_dbbench),
+)

@@ -1,0 +1,30 @@
+"""Themis (TARA) pairs: a better and a worse answer, each with the tool trace that tells them
+apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sharpen.data.importers import Importer, has
+from sharpen.types import Json, Message, Preference
+
+
+def convert(row: Json, where: str, side: Any) -> Iterator[Preference]:
+    good, bad = row["pos_answer"], row["neg_answer"]
+    yield Preference(
+        (Message("user", row["question"]),),
+        (Message("assistant", good["answer"]),),
+        (Message("assistant", bad["answer"]),),
+        id=row["id"],
+        chosen_score=float(good["score"]),
+        rejected_score=float(bad["score"]),
+        metadata={
+            f"{side_name}_{key}": answer.get(key)
+            for side_name, answer in (("chosen", good), ("rejected", bad))
+            for key in ("actions", "score_agent")
+        },
+    )
+
+
+IMPORTERS = (Importer("themis", "pairs with tools", has("pos_answer", "neg_answer"), convert),)

@@ -1,0 +1,137 @@
+"""`sharpen data import`: a foreign file or folder → JSONL rows, bad records beside them.
+
+What is written can be read back: every row passes the reader before it goes to disk. Nothing is
+dropped: a record that is not converted is in the quarantine file with its place and the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from sharpen.data.check import noun_of, structure
+from sharpen.data.importers import Importer, Noun, find, load
+from sharpen.data.importers.reading import Record
+from sharpen.records import atomic_write, dump_row
+from sharpen.rows import dialog_to_row, preference_to_row, task_to_row
+from sharpen.types import Dialog, Json, Preference, RowError, SharpenError, Task
+
+
+@dataclass(slots=True)
+class ImportReport:
+    format: str
+    read: int = 0
+    kept: int = 0
+    rows: int = 0  # one record may hold several rows
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def quarantined(self) -> int:
+        return self.read - self.kept
+
+
+def import_file(
+    name: str, path: str | Path, out: str | Path, limit: int | None = None
+) -> ImportReport:
+    """Convert `path` from the format `name` (`auto` finds it) into the JSONL file `out`."""
+    path, out = Path(path), Path(out)
+    if out.is_dir() or (out.exists() and path.exists() and out.samefile(path)):
+        raise SharpenError(f"{out}: is a folder or the input; name another output file")
+    importer = find(path) if name == "auto" else load(name)
+    side = importer.side(path)
+    report = ImportReport(importer.name)
+    with ExitStack() as files:
+        output = files.enter_context(atomic_write(out))
+        bad = Quarantine(out, files)
+        for record in islice(importer.read(path), limit):
+            report.read += 1
+            try:
+                lines = list(converted(importer, record, side))
+            except RowError as error:
+                report.reasons[reason_kind(error.reason)] += 1
+                bad.add(record.where, error.reason, record.raw or record.value)
+                continue
+            report.kept += 1
+            report.rows += len(lines)
+            output.writelines(lines)
+        if not report.read:
+            raise SharpenError(f"{path}: no record in it")
+    bad.finish()
+    return report
+
+
+def converted(importer: Importer, record: Record, side: Any) -> Iterator[bytes]:
+    """A record's rows as JSONL lines, or a RowError. Whatever a foreign record lacks or has in the
+    wrong shape is a fault of the record, so those exceptions become the reason."""
+    if record.problem:
+        raise RowError(record.where, record.problem)
+    try:
+        for number, noun in enumerate(importer.convert(record.value, record.where, side)):
+            yield line_of(named(noun, importer.name, record.where, number), record.where)
+    except RowError:
+        raise
+    except KeyError as error:
+        raise RowError(record.where, f"no field {error}") from None
+    except RecursionError:
+        raise RowError(record.where, "nested too deeply") from None
+    except UnicodeEncodeError:
+        raise RowError(record.where, "holds half of a surrogate pair") from None
+    except (TypeError, AttributeError, ValueError, IndexError) as error:
+        raise RowError(record.where, f"wrong shape: {error}") from None
+
+
+def named(noun: Noun, name: str, where: str, number: int) -> Noun:
+    """A task needs an id; one without its own is called after its place."""
+    if not isinstance(noun, Task) or noun.id:
+        return noun
+    place = re.sub(r"\W+", "-", where.rsplit(":", 1)[-1])
+    return replace(noun, id=f"{name}-{place}" + (f"-{number}" if number else ""))
+
+
+def line_of(noun: Noun, where: str) -> bytes:
+    row = row_of(noun)
+    if problems := structure(noun_of(row, where)):
+        raise RowError(where, problems[0])
+    return dump_row(row).encode("utf-8") + b"\n"
+
+
+def row_of(noun: Noun) -> Json:
+    if isinstance(noun, Dialog):
+        return dialog_to_row(noun)
+    return preference_to_row(noun) if isinstance(noun, Preference) else task_to_row(noun)
+
+
+def reason_kind(reason: str) -> str:
+    """Reasons that differ only in names and numbers count as one."""
+    return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", reason)[:120]
+
+
+class Quarantine:
+    """The file beside an output that holds what was wrong; it exists only when something was."""
+
+    def __init__(self, out: Path, files: ExitStack):
+        self.path = out.with_suffix(".quarantine.jsonl")
+        self.files, self.file = files, None
+
+    def add(self, where: str, reason: str, raw: Any) -> None:
+        if self.file is None:
+            self.file: IO[bytes] | None = self.files.enter_context(atomic_write(self.path))
+        if isinstance(raw, bytes):
+            raw = raw.decode("utf-8", "replace")
+        try:
+            text = raw if isinstance(raw, str) else json.dumps(raw, ensure_ascii=False)
+        except RecursionError:
+            text = ""  # deeper than anything can write; `where` still finds it
+        line = json.dumps({"where": where, "reason": reason, "raw": text})
+        self.file.write(line.encode("utf-8") + b"\n")
+
+    def finish(self) -> None:
+        if self.file is None:
+            self.path.unlink(missing_ok=True)  # an older run's, which speaks of other rows
