@@ -13,11 +13,17 @@ OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
 BLANK = re.compile(r"\s*")
 
 
+def compact_json(value: Any) -> str:
+    """JSON without blanks: a sixth fewer tokens to read and to sample."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 def assistant_text(message: Message, where: str) -> str:
+    """Content and calls as the assistant writes them; a broken call is written as it was."""
     try:
         calls = [
-            f'{OPEN_CALL}\n{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": '
-            f"{json.dumps(call.arguments, ensure_ascii=False, allow_nan=False)}}}\n{CLOSE_CALL}"
+            f'{OPEN_CALL}{{"name":{compact_json(call.name)},"arguments":{compact_json(call.arguments)}}}'
+            f"{CLOSE_CALL}"
             for call in message.tool_calls
         ]
     except (TypeError, ValueError, RecursionError) as error:

@@ -26,17 +26,22 @@ class ConfigError(SharpenError):
     """A config that cannot be used; lists everything that is wrong with it."""
 
 
-class Config(BaseModel):
+class ExplainedModel(type(BaseModel)):  # type: ignore[misc]
+    """Turns the errors of a direct `SomeConfig(…)` into ours. Nested configs are left to pydantic,
+    so that it can report the errors of all of them at once."""
+
+    def __call__(cls, *args: Any, **values: Any) -> Any:
+        try:
+            return super().__call__(*args, **values)
+        except ValidationError as error:
+            raise ConfigError(f"{cls.__name__}: {explain(error, cls)}") from None  # type: ignore
+
+
+class Config(BaseModel, metaclass=ExplainedModel):
     """Base of every config: unknown fields are errors, values do not change, wrong arguments raise
     `ConfigError`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
-    def __init__(self, **values: Any):
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise ConfigError(f"{type(self).__name__}: {explain(error, type(self))}") from None
 
     def hash(self) -> str:
         """Names this exact configuration in manifests and caches."""

@@ -10,7 +10,6 @@ cannot open or close a turn.
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from sharpen.calls import CLOSE_CALL, OPEN_CALL, assistant_text, parse_message
+from sharpen.calls import CLOSE_CALL, OPEN_CALL, assistant_text, compact_json, parse_message
 from sharpen.rows import message_to_wire, tool_to_wire
 from sharpen.types import (
     Datum,
@@ -326,11 +325,9 @@ def hermes_runs(dialog: Dialog, protect: Any) -> list[Run]:
 
 
 def tools_block(tools: tuple[ToolSpec, ...]) -> str:
-    lines = "\n".join(json.dumps(tool_to_wire(t)["function"], ensure_ascii=False) for t in tools)
-    return (
-        f"You can call these tools:\n<tools>\n{lines}\n</tools>\nTo call a tool, write\n"
-        f'{OPEN_CALL}\n{{"name": ..., "arguments": {{...}}}}\n{CLOSE_CALL}'
-    )
+    lines = "\n".join(compact_json(tool_to_wire(t)["function"]) for t in tools)
+    example = f'{OPEN_CALL}{{"name":...,"arguments":{{...}}}}{CLOSE_CALL}'
+    return f"<tools>\n{lines}\n</tools>\nCall a tool with {example}"
 
 
 def check_dialog(dialog: Dialog) -> None:

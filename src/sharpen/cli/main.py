@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from sharpen.types import SharpenError
@@ -26,7 +26,7 @@ VERBS = {
 }
 
 # typer brings its own copy of click since 0.26; its exceptions are found through a public one
-ClickException = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+ClickException: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
 class LazyGroup(TyperGroup):
@@ -39,7 +39,7 @@ class LazyGroup(TyperGroup):
         if cmd_name not in VERBS:
             return None
         if "--help" in sys.argv[1:2] or len(sys.argv) == 1:
-            return typer.core.TyperCommand(cmd_name, help=VERBS[cmd_name][1])
+            return TyperCommand(cmd_name, help=VERBS[cmd_name][1])
         module, name = VERBS[cmd_name][0].split(":")
         found = getattr(importlib.import_module(module), name)
         if not isinstance(found, typer.Typer):
@@ -74,7 +74,7 @@ def main() -> None:
     except SharpenError as error:
         fail(str(error))
     except ClickException as error:
-        fail(error.format_message())  # type: ignore[attr-defined]
+        fail(error.format_message())
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
     except (KeyboardInterrupt, typer.Abort):

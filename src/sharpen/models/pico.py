@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sharpen.models import quiet_transformers
 from sharpen.render import hermes_template
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -39,10 +40,10 @@ def byte_tokenizer() -> Any:
 def build_pico(folder: Path, seed: int = 0) -> None:
     """Write pico's weights, config and tokenizer into `folder`."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
+    transformers = quiet_transformers()
     tokenizer = byte_tokenizer()
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=192,
@@ -57,6 +58,6 @@ def build_pico(folder: Path, seed: int = 0) -> None:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
+        model = transformers.LlamaForCausalLM(config)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

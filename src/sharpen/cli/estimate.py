@@ -1,0 +1,119 @@
+"""`sharpen estimate`: what a recipe or preset needs, before it is run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+
+def estimate(
+    recipe: Annotated[str | None, typer.Argument(help="A preset or recipe: file or name.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value settings, such as batch_size=8.")
+    ] = None,
+    table: Annotated[bool, typer.Option("--table", help="The specification's table 6.1.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object.")] = False,
+) -> None:
+    """Parameters, memory by part, tokens and a guess at the time.
+
+    Example: sharpen estimate production batch_size=8
+    """
+    from sharpen.config import load_yaml
+    from sharpen.pipeline import recipe_path
+    from sharpen.types import SharpenError
+
+    if table == (recipe is not None):
+        raise SharpenError("name a recipe, or ask for --table")
+    if recipe is None:
+        rows = spec_table()
+    else:
+        values = load_yaml(recipe_path(recipe), overrides or [])
+        staged = isinstance(values, dict) and "stages" in values
+        rows = recipe_rows(recipe, overrides or []) if staged else [preset_row(recipe, values)]
+    if as_json:
+        print(json.dumps({"estimates": rows}))
+
+
+def preset_row(name: str, values: Any) -> dict:
+    from sharpen.config import parse_config
+    from sharpen.models.estimate import Preset, estimate
+
+    preset = parse_config(Preset, values, name)
+    found = estimate(preset)
+    how = f"LoRA r={preset.lora_r}" if preset.lora_r else "full fine-tuning"
+    show(f"{name}: {preset.base_model}, {preset.method}, {how}", found)
+    return asdict(found) | {"name": name, "total_gib": found.total_gib}
+
+
+def recipe_rows(name: str, overrides: list[str]) -> list[dict]:
+    """A staged recipe: each stage that runs a model."""
+    from sharpen.models.estimate import inference
+    from sharpen.pipeline import EvaluateStage, StarterStage, load_recipe, stage_name
+
+    recipe = load_recipe(name, overrides)
+    rows = []
+    tasks = sum(stage.test for stage in recipe.stages if isinstance(stage, StarterStage))
+    for stage in recipe.stages:
+        if isinstance(stage, EvaluateStage):
+            tokens = tasks * (256 + stage.max_tokens)  # a starter prompt has at most 256 tokens
+            found = inference(stage.model, tasks, tokens, stage.batch_size)
+            show(f"{recipe.name}, {stage_name(stage)}: {stage.model}", found)
+            rows.append(asdict(found) | {"name": stage_name(stage), "total_gib": found.total_gib})
+    return rows
+
+
+def spec_table() -> list[dict]:
+    from rich.console import Console
+    from rich.table import Table
+
+    from sharpen.models.estimate import SPEC_TABLE, estimate
+
+    shown = Table(
+        "stage", "cards", "data", "memory: spec", "kept / recomputed", "time: spec", "ours"
+    )
+    rows = []
+    for stage, data, spec_gb, spec_hours, preset in SPEC_TABLE:
+        kept = estimate(preset)
+        less = estimate(preset.model_copy(update={"gradient_checkpointing": True}))
+        memory = f"{kept.total_gib * preset.cards:.0f} / {less.total_gib * preset.cards:.0f} GiB"
+        cards = f"{preset.cards} × {preset.card}"
+        shown.add_row(
+            stage,
+            cards,
+            data,
+            f"~{spec_gb:g} GB",
+            memory,
+            f"~{spec_hours:g} h",
+            f"{kept.hours:.1f} h",
+        )
+        rows.append(
+            {
+                "stage": stage,
+                "spec_gb": spec_gb,
+                "gib": kept.total_gib * preset.cards,
+                "gib_checkpointing": less.total_gib * preset.cards,
+                "spec_hours": spec_hours,
+                "hours": kept.hours,
+            }
+        )
+    Console().print(shown)
+    print(
+        "kept / recomputed: activations kept for the backward pass, or gradient_checkpointing=true"
+    )
+    return rows
+
+
+def show(title: str, found: Any) -> None:
+    print(title)
+    share = f" ({found.trainable / found.parameters:.2%} trained)" if found.trainable else ""
+    print(f"  parameters   {found.parameters:>16,}{share}")
+    for part, gib in found.memory_gib.items():
+        if gib:
+            print(f"  {part:<12} {gib:>12.2f} GiB a card")
+    print(f"  {'total':<12} {found.total_gib:>12.2f} GiB a card")
+    hours = f"{found.hours:.1f} h" if found.hours >= 1 else f"{found.hours * 60:.0f} min"
+    print(f"  tokens       {found.tokens:>16,}, about {hours}")
+    print(f"  {found.note}")

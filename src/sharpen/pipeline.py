@@ -1,0 +1,264 @@
+"""Recipes: typed stages that run in order, each skipped when its output is already complete.
+
+A run folder holds one folder a stage. A stage is complete when its `done.json` names its config,
+the stages before it and the hash of every file it wrote, and all of them still agree. Killed
+anywhere, `sharpen run` goes on from there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from sharpen.config import Config, ConfigError, load_yaml, parse_config
+from sharpen.records import (
+    RunFolder,
+    read_json,
+    read_jsonl,
+    sha256_file,
+    sha256_folder,
+    write_json,
+    write_jsonl,
+)
+from sharpen.rows import dialog_from_row, dialog_to_row, task_from_row, task_to_row
+from sharpen.types import Json, Sampling, SharpenError
+
+DONE = "done.json"
+Say = Callable[[str], None]
+
+
+class StageConfig(Config):
+    name: str = ""  # the stage's folder; its kind when not given
+
+
+class PullStage(StageConfig):
+    """Make sure that the model is here and whole."""
+
+    stage: Literal["pull"]
+    model: str
+
+
+class StarterStage(StageConfig):
+    """Write the starter set: `train.jsonl`, `test.jsonl`, and `test.tasks.jsonl` for evaluation."""
+
+    stage: Literal["starter"]
+    train: int = Field(320, ge=1)
+    test: int = Field(64, ge=1)
+
+
+class RenderStage(StageConfig):
+    """Render a data file and report its tokens; a row over `max_length` is an error that names
+    it."""
+
+    stage: Literal["render"]
+    model: str
+    data: str
+    max_length: int = Field(4096, ge=1)
+    template: str = "auto"
+
+
+class EvaluateStage(StageConfig):
+    """Let the model answer tasks once and measure its calls."""
+
+    stage: Literal["evaluate"]
+    model: str
+    tasks: str
+    max_tokens: int = Field(128, ge=1)
+    batch_size: int = Field(32, ge=1)
+    template: str = "auto"
+
+
+Stage = Annotated[
+    PullStage | StarterStage | RenderStage | EvaluateStage, Field(discriminator="stage")
+]
+
+
+class Recipe(Config):
+    name: str
+    about: str = ""
+    seed: int = 0
+    model: str = "smollm2-135m"
+    stages: list[Stage] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def names_differ(self) -> Recipe:
+        names = [stage_name(stage) for stage in self.stages]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"two stages are called {repeated[0]!r}; give one a name")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a stage may use."""
+
+    run: Path  # the run folder; other stages' outputs lie below it
+    folder: Path  # the stage's own
+    seed: int
+    say: Say
+
+    def path(self, name: str) -> Path:
+        """A file that a stage reads: of an earlier stage (`starter/train.jsonl`), or anywhere on
+        this machine."""
+        inside = self.run / name
+        found = inside if inside.exists() else Path(name)
+        if not found.exists():
+            raise SharpenError(f"{name}: neither in {self.run} nor a file of its own")
+        return found
+
+
+def stage_name(stage: Any) -> str:
+    return stage.name or stage.stage
+
+
+def load_recipe(name: str, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+    """A recipe file, or a shipped recipe by name, with `key=value` overrides."""
+    values = load_yaml(recipe_path(name), overrides)
+    if isinstance(values, dict) and "base_model" in values and "stages" not in values:
+        raise ConfigError(f"{name}: a preset of training settings, without stages to run")
+    return parse_config(Recipe, values, name)
+
+
+def recipe_path(name: str) -> Path:
+    if Path(name).is_file():
+        return Path(name)
+    shipped = Path(str(resources.files("sharpen") / "recipes" / f"{name}.yaml"))
+    if not shipped.is_file():
+        known = ", ".join(sorted(p.stem for p in shipped.parent.glob("*.yaml")))
+        raise ConfigError(f"{name}: no such file, and no shipped recipe of that name ({known})")
+    return shipped
+
+
+def run_recipe(recipe: Recipe, out: str | Path, say: Say = print) -> dict[str, Json]:
+    """Run every stage that is not complete. Returns each stage's results by name."""
+    run = RunFolder(out, recipe)
+    results: dict[str, Json] = {}
+    before: list[str] = []
+    for number, stage in enumerate(recipe.stages, 1):
+        name = stage_name(stage)
+        title = f"[{number}/{len(recipe.stages)}] {name}"
+        folder = run.path / name
+        wanted = {"stage": stage.hash(), "seed": recipe.seed, "before": list(before)}
+        found = completed(folder, wanted)
+        if found is None:
+            say(f"{title} …")
+            folder.mkdir(exist_ok=True)
+            started = time.monotonic()
+            result = STAGES[stage.stage](stage, Context(run.path, folder, recipe.seed, say))
+            found = wanted | {"files": hashes(folder), "result": result}
+            write_json(folder / DONE, found)
+            say(f"{title}: done in {time.monotonic() - started:.0f} s")
+        else:
+            say(f"{title}: already complete")
+        results[name] = found["result"]
+        before.append(sha256_file(folder / DONE))
+    write_json(run.path / "results.json", results)
+    return results
+
+
+def completed(folder: Path, wanted: Json) -> Json | None:
+    """The stage's record if it ran with this config on these inputs and its files are still what
+    they were."""
+    if not (folder / DONE).is_file():
+        return None
+    found = read_json(folder / DONE)
+    same = all(found.get(key) == value for key, value in wanted.items())
+    return found if same and found["files"] == hashes(folder) else None
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {name: digest for name, digest in sha256_folder(folder).items() if name != DONE}
+
+
+# Stages ----------------------------------------------------------------------------------------
+
+
+def run_pull(stage: PullStage, context: Context) -> Json:
+    from sharpen.models.find import find_model
+
+    folder = find_model(stage.model)
+    context.say(f"  model: {stage.model} in {folder}")
+    weights = {p.name: sha256_file(p) for p in sorted(folder.glob("*.safetensors"))}
+    return {"model": stage.model, "weights": weights}
+
+
+def run_starter(stage: StarterStage, context: Context) -> Json:
+    from sharpen.data.generate.starter import starter_dialogs, starter_task
+
+    for split, count in (("train", stage.train), ("test", stage.test)):
+        dialogs = starter_dialogs(split, count, context.seed)  # type: ignore[arg-type]
+        if len(dialogs) < count:
+            raise SharpenError(
+                f"starter: only {len(dialogs)} different {split} rows exist, not {count}"
+            )
+        write_jsonl(context.folder / f"{split}.jsonl", map(dialog_to_row, dialogs))
+        if split == "test":
+            tasks = map(task_to_row, map(starter_task, dialogs))
+            write_jsonl(context.folder / "test.tasks.jsonl", tasks)
+    context.say(f"  {stage.train} train and {stage.test} test dialogs")
+    return {"train": stage.train, "test": stage.test}
+
+
+def run_render(stage: RenderStage, context: Context) -> Json:
+    from sharpen.models.load import load_tokenizer
+    from sharpen.render import Renderer
+
+    renderer = Renderer(load_tokenizer(stage.model), stage.template)
+    rows = read_jsonl(context.path(stage.data))
+    dialogs = [dialog_from_row(row.value, row.where) for row in rows]
+    lengths, trained = [], 0
+    for datum in renderer.render(dialogs):
+        lengths.append(len(datum.ids))
+        trained += int(datum.mask.sum())
+        if len(datum.ids) > stage.max_length:
+            raise SharpenError(
+                f"{stage.data}: row {datum.id or len(lengths)} has {len(datum.ids)} tokens, "
+                f"over max_length {stage.max_length}"
+            )
+    if not lengths:
+        raise SharpenError(f"{stage.data}: no rows")
+    total = sum(lengths)
+    context.say(
+        f"  {len(lengths)} rows, {total} tokens (longest {max(lengths)}), "
+        f"{trained / total:.0%} carry loss"
+    )
+    return {
+        "rows": len(lengths),
+        "tokens": total,
+        "longest": max(lengths),
+        "trained_tokens": trained,
+    }
+
+
+def run_evaluate(stage: EvaluateStage, context: Context) -> Json:
+    from dataclasses import asdict
+
+    from sharpen.evals.evaluator import evaluate_turns
+    from sharpen.models.load import ModelConfig
+    from sharpen.policy.local import LocalPolicy
+    from sharpen.rewards.calls import CallReward
+
+    rows = read_jsonl(context.path(stage.tasks))
+    tasks = [task_from_row(row.value, row.where) for row in rows]
+    policy = LocalPolicy.load(ModelConfig(base_model=stage.model), stage.template, stage.batch_size)
+    sampling = Sampling(max_tokens=stage.max_tokens)
+    outcome = evaluate_turns(policy, tasks, CallReward(), sampling, title=f"  {stage_name(stage)}")
+    write_jsonl(context.folder / "records.jsonl", outcome.records)
+    for metric in ("valid_call", "right_tool", "exact_call"):
+        context.say(f"  {metric}: {outcome.figures[metric]}")
+    return {metric: asdict(value) for metric, value in outcome.figures.items()}
+
+
+STAGES: dict[str, Callable[[Any, Context], Json]] = {
+    "pull": run_pull,
+    "starter": run_starter,
+    "render": run_render,
+    "evaluate": run_evaluate,
+}

@@ -1,0 +1,1 @@
+"""Policies: whatever takes the assistant's next turn."""

@@ -1,0 +1,1 @@
+"""Rewards: what scores a trajectory in training and in evaluation, one function for both."""
