@@ -70,7 +70,9 @@ def root() -> None:
 
 def main() -> None:
     try:
-        get_command(app).main(args=sys.argv[1:], prog_name="sharpen", standalone_mode=False)
+        code = get_command(app).main(args=sys.argv[1:], prog_name="sharpen", standalone_mode=False)
+        if isinstance(code, int):  # a verb's typer.Exit(code) comes back as a value
+            sys.exit(code)
     except SharpenError as error:
         fail(str(error))
     except ClickException as error:

@@ -116,7 +116,7 @@ def turn_problems(messages: tuple[Message, ...]) -> list[str]:
 
 
 def faults(noun: Any, report: CheckReport) -> Iterator[str]:
-    """Schemas that cannot be used, calls to tools that are not listed, arguments that do not fit."""
+    """Unusable schemas, calls to tools that are not listed, arguments that do not fit."""
     if isinstance(noun, ToolSpec):
         noun = Task("", "-", (noun,))
     tools = {tool.name: tool for tool in noun.tools}

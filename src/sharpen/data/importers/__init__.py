@@ -86,7 +86,7 @@ def load(name: str) -> Importer:
 
 
 def find(path: Path) -> Importer:
-    """The importer whose format the first records have; none or several is an error that says so."""
+    """The importer whose format the first records have; none or several is an error."""
     samples: dict[Any, list[Any]] = {}
     hits: Counter[str] = Counter()
     for name in FORMATS:

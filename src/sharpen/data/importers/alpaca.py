@@ -20,8 +20,8 @@ def convert(row: Json, where: str, side: Any) -> Iterator[Noun]:
     messages.append(Message("user", request))
     rest = {k: v for k, v in row.items() if k not in KNOWN}
     if "chosen" in row:
-        pair = ((Message("assistant", row[key]),) for key in ("chosen", "rejected"))
-        yield Preference(tuple(messages), *pair, metadata=rest)
+        chosen, rejected = ((Message("assistant", row[key]),) for key in ("chosen", "rejected"))
+        yield Preference(tuple(messages), chosen, rejected, metadata=rest)
     else:
         yield Dialog((*messages, Message("assistant", row["output"])), metadata=rest)
 

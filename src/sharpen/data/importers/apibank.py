@@ -6,6 +6,7 @@ One file of the visible folder is empty and is kept apart.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from sharpen.data.importers import Importer
 from sharpen.data.importers.reading import Record, data_files, read_file
 from sharpen.data.importers.shapes import as_text, beside, joined, parameters
 from sharpen.types import Dialog, Json, Message, RowError, ToolCall, ToolSpec
+
+FIELD = re.compile(r"(\w+): (\w+)")
 
 
 def read(path: Path) -> Iterator[Record]:
@@ -33,16 +36,13 @@ def read(path: Path) -> Iterator[Record]:
 def catalogue(path: Path) -> dict[str, ToolSpec]:
     tools = {}
     for record in read_file(beside(path, "all_apis.csv", "data/all_apis.csv")):
-        source = ast.parse(record.value["api_info"]).body
-        info = {
-            node.targets[0].id: ast.literal_eval(node.value)
-            for node in source
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-        }
-        name = record.value["类名"]
-        tools[name] = ToolSpec(
-            name, info.get("description", ""), parameters(info["input_parameters"])
-        )
+        name, text = record.value["类名"], record.value["api_info"]
+        if "=" in text:
+            info: Json = {n.targets[0].id: ast.literal_eval(n.value) for n in ast.parse(text).body}  # type: ignore[attr-defined]
+        else:  # no description: the signature `(image: str)` is all there is
+            info = {"input_parameters": dict(FIELD.findall(record.value["input_parameters"]))}
+        described = info.get("description", "")
+        tools[name] = ToolSpec(name, described, parameters(info["input_parameters"]))
     return tools
 
 

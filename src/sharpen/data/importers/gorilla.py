@@ -22,9 +22,8 @@ def convert(row: Json, where: str, side: Any) -> Iterator[Task]:
         raise RowError(where, "code: no instruction in it")
     gold = {"call": row["api_call"], "api": row["api_data"]["api_name"]}
     metadata = {"provider": row["provider"], "api": row["api_data"]}
-    row_id = f"gorilla-{where.rsplit(':', 1)[1]}"
     request = match[1].strip().strip("'\"")
-    yield Task(row_id, request, (), gold, "api_call", metadata=metadata)
+    yield Task("", request, (), gold, "api_call", metadata=metadata)
 
 
 IMPORTERS = (Importer("gorilla", "library calls", has("code", "api_call", "api_data"), convert),)

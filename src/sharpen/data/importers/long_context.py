@@ -12,9 +12,8 @@ from sharpen.types import Json, RowError, Task
 
 def convert_longeval(row: Json, where: str, side: Any) -> Iterator[Task]:
     metadata = {k: row[k] for k in ("num_lines", "token_size", "random_idx") if k in row}
-    row_id = f"longeval-{row['num_lines']}-{where.rsplit(':', 1)[1]}"
     gold = {"answers": [str(row["expected_number"])]}
-    yield Task(row_id, row["prompt"], (), gold, "retrieval", metadata=metadata)
+    yield Task("", row["prompt"], (), gold, "retrieval", metadata=metadata)
 
 
 def convert_kv(row: Json, where: str, side: Any) -> Iterator[Task]:
@@ -24,8 +23,7 @@ def convert_kv(row: Json, where: str, side: Any) -> Iterator[Task]:
     data = json.dumps(dict(records), ensure_ascii=False, indent=0)
     request = f"{data}\n\nWhich value does this JSON object hold for the key {key!r}?"
     metadata = {"keys": len(records), "position": records.index([key, row["value"]])}
-    row_id = f"kv-{len(records)}-{where.rsplit(':', 1)[1]}"
-    yield Task(row_id, request, (), {"answers": [row["value"]]}, "retrieval", metadata=metadata)
+    yield Task("", request, (), {"answers": [row["value"]]}, "retrieval", metadata=metadata)
 
 
 IMPORTERS = (

@@ -14,17 +14,15 @@ def convert_gsm8k(row: Json, where: str, side: Any) -> Iterator[Task]:
     if not mark or not answer.strip():
         raise RowError(where, "answer: no '#### result'")
     gold, metadata = {"answer": answer.strip().replace(",", "")}, {"solution": solution.strip()}
-    row_id = f"gsm8k-{where.rsplit(':', 1)[1]}"
-    yield Task(row_id, row["question"], (), gold, "math", metadata=metadata)
+    yield Task("", row["question"], (), gold, "math", metadata=metadata)
 
 
 def convert_aqua(row: Json, where: str, side: Any) -> Iterator[Task]:
     if row["correct"] not in [option[:1] for option in row["options"]]:
         raise RowError(where, f"correct: {row['correct']!r} is none of the options")
     request = "\n".join((row["question"], *row["options"]))
-    row_id = f"aqua-{where.rsplit(':', 1)[1]}"
     metadata = {"solution": row["rationale"]}
-    yield Task(row_id, request, (), {"answer": row["correct"]}, "choice", metadata=metadata)
+    yield Task("", request, (), {"answer": row["correct"]}, "choice", metadata=metadata)
 
 
 def convert_svamp(row: Json, where: str, side: Any) -> Iterator[Task]:

@@ -22,10 +22,8 @@ def convert(row: Json, where: str, tools: dict[str, ToolSpec]) -> Iterator[Task]
     name = row["Tool"]
     if name not in tools:
         raise RowError(where, f"no tool {name!r} in plugin_des.json")
-    row_id = f"metatool-{where.rsplit(':', 1)[1]}"
-    yield Task(
-        row_id, row["Query"], candidates([name], tools, row_id), {"tools": [name]}, "selection"
-    )
+    listed = candidates([name], tools, row["Query"])
+    yield Task("", row["Query"], listed, {"tools": [name]}, "selection")
 
 
 IMPORTERS = (

@@ -40,9 +40,8 @@ def convert(row: Json, where: str, known: dict[str, list[ToolSpec]]) -> Iterator
     for call in calls:
         if call["name"] in known:
             tools[call["name"]] = best(known[call["name"]], call["arguments"])
-    row_id = f"nestful-{where.rsplit(':', 1)[1]}"
-    chosen = candidates([call["name"] for call in calls], tools, row_id)
-    yield Task(row_id, row["input"], chosen, {"calls": calls, "result": result}, "calls")
+    chosen = candidates([call["name"] for call in calls], tools, row["input"])
+    yield Task("", row["input"], chosen, {"calls": calls, "result": result}, "calls")
 
 
 def detect(row: Any) -> bool:

@@ -75,7 +75,7 @@ def convert(row: Json, where: str, side: Any) -> Iterator[Dialog]:
 
 def detect(row: Any) -> bool:
     first = row["messages"][0]
-    return "role" in first and not {"label", "chosen_response"} & set(row)
+    return "role" in first and not {"label", "chosen_response", "Annotator Metadata"} & set(row)
 
 
 IMPORTERS = (Importer("openai", "chat messages with tools", detect, convert),)

@@ -165,13 +165,16 @@ def array_records(file: IO[bytes], path: Path) -> Iterator[Record]:
     decoder = json.JSONDecoder(parse_constant=constants.append)
     buffer = text.read(CHUNK)
     at = buffer.index("[") + 1
-    line, ended, marker = 1 + buffer.count("\n", 0, at), False, ""
+    line, count, ended, marker = 1 + buffer.count("\n", 0, at), 0, False, ""
     while True:
         start = GAP.match(buffer, at).end()  # type: ignore[union-attr]
         if "\n" in (gap := buffer[at:start]):
             line += gap.count("\n")
             marker = gap[gap.rfind("\n") + 1 :] + buffer[start : start + 1]
-        at, where = start, f"{path}:{line}"
+        at, where = (
+            start,
+            f"{path}:{line}" if "\n" in gap or not count else f"{path}:{line}#{count}",
+        )
         if buffer[at : at + 1] == "]":
             return
         if ended and at == len(buffer):
@@ -203,7 +206,7 @@ def array_records(file: IO[bytes], path: Path) -> Iterator[Record]:
         problem = problem or element_problem(element, constants)
         yield Record(where, raw=element, problem=problem) if problem else Record(where, value)
         line += buffer.count("\n", at, end)
-        at = end
+        at, count = end, count + 1
 
 
 def next_element(buffer: str, at: int, text: IO[str], marker: str) -> tuple[int, str, bool]:

@@ -1,5 +1,9 @@
 """RestBench: a request and the endpoints that serve it, in order; tools come from the OpenAPI
-file `specs/*_oas.json`. A solution with an endpoint that the file lacks is kept apart."""
+file `specs/*_oas.json`.
+
+One of the 57 visible solutions names an endpoint that the file lacks (`GET /track/{id}`, where the
+file has `/tracks/{id}`) and is kept apart: 98.2% stay.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +48,8 @@ def convert(row: Json, where: str, tools: dict[str, ToolSpec]) -> Iterator[Task]
         raise RowError(where, f"no endpoint {missing[0]!r} in the OpenAPI file")
     nodes = [{"id": str(i), "tool": name} for i, name in enumerate(names, 1)]
     edges = [[str(i), str(i + 1)] for i in range(1, len(names))]
-    row_id = f"restbench-{where.rsplit(':', 1)[1]}"
-    chosen = candidates(names, tools, row_id)
-    yield Task(row_id, row["query"], chosen, {"nodes": nodes, "edges": edges}, "planning")
+    chosen = candidates(names, tools, row["query"])
+    yield Task("", row["query"], chosen, {"nodes": nodes, "edges": edges}, "planning")
 
 
 def detect(row: Any) -> bool:

@@ -65,6 +65,8 @@ def schema(value: Any) -> Any:
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(value.get(key), list):
             out[key] = [schema(part) for part in value[key]]
+    if "examples" in out and not isinstance(out["examples"], list):
+        out["examples"] = [out["examples"]]
     if "enum" in out and not (isinstance(out["enum"], list) and out["enum"]):
         del out["enum"]
     if isinstance(value.get("properties"), dict):

@@ -12,9 +12,8 @@ from sharpen.types import Json, Task
 
 def convert_intercode(row: Json, where: str, side: Any) -> Iterator[Task]:
     gold = {"sql": row["gold"], "database": row["db"]}
-    row_id = f"{row['db']}-{where.rsplit(':', 1)[1]}"
     metadata = {"tables": row.get("db_tables")}
-    yield Task(row_id, row["query"], (), gold, "sql", row["hardness"], metadata=metadata)
+    yield Task("", row["query"], (), gold, "sql", row["hardness"], metadata=metadata)
 
 
 def convert_dbbench(row: Json, where: str, side: Any) -> Iterator[Task]:
@@ -22,8 +21,7 @@ def convert_dbbench(row: Json, where: str, side: Any) -> Iterator[Task]:
     changed = {"table_md5": row["answer_md5"]} if row.get("answer_md5") else {}
     gold = {"answers": row["label"]} | changed
     metadata = {"type": row["type"], "table": row["table"], "sql": row.get("sql")}
-    row_id = f"dbbench-{where.rsplit(':', 1)[1]}"
-    yield Task(row_id, request, (), gold, "sql", metadata=metadata)
+    yield Task("", request, (), gold, "sql", metadata=metadata)
 
 
 IMPORTERS = (

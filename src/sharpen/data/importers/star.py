@@ -1,7 +1,9 @@
-"""STAR: recorded user–wizard dialogs; the wizard's queries are the calls, the knowledge base's items
-the answers. Drafts (`request_suggestions`) and the user's stage directions are not part of the dialog.
+"""STAR: recorded user–wizard dialogs; the wizard's queries are the calls, the knowledge base's
+items the answers. Drafts and stage directions are not part of the dialog.
 
-A constraint is a value or a comparison; a comparison becomes `{"op": …, "value": …}`.
+In 59 of the 512 visible dialogs the user left before the wizard said a word; nothing can be learnt
+from them, and 88.5% stay. A constraint is a value or a comparison; a comparison becomes
+`{"op": …, "value": …}`.
 """
 
 from __future__ import annotations
@@ -45,17 +47,17 @@ def tool(name: str, api: Json) -> ToolSpec:
     return ToolSpec(name, name.replace("_", " ").capitalize() + ".", schema)
 
 
-def argument(text: Any, where: str) -> Any:
-    if not isinstance(text, str):
-        return text
-    match = COMPARISON.match(text)
-    try:
-        if match is None:
-            return literal(text)
+def argument(text: Any, spec: ToolSpec, name: str) -> Any:
+    if not isinstance(text, str) or text in ("", "null"):
+        return text or None
+    if match := COMPARISON.match(text):
+        if not match[2]:
+            return None
         value = literal(f"[{match[2]}]") if match[1] == "is_one_of" else literal(match[2])
-    except ValueError as error:
-        raise RowError(where, f"constraint: {error}") from None
-    return value if match[1] == "is_equal_to" else {"op": match[1], "value": value}
+        return value if match[1] == "is_equal_to" else {"op": match[1], "value": value}
+    field = spec.parameters["properties"].get(name, {"anyOf": [{}]})
+    bare = field["anyOf"][0].get("type") == "string" and text[0] not in "\"'"
+    return text if bare else literal(text)  # codes such as 0314 are written without quotes
 
 
 def convert(row: Json, where: str, known: dict[str, ToolSpec]) -> Iterator[Dialog]:
@@ -67,10 +69,12 @@ def convert(row: Json, where: str, known: dict[str, ToolSpec]) -> Iterator[Dialo
         elif who == "Wizard" and action in ("utter", "pick_suggestion"):
             messages.append(Message("assistant", event["Text"]))
         elif who == "Wizard" and action == "query":
-            names.append(event["APIName"])
-            given = {k: argument(v, where) for c in event["Constraints"] for k, v in c.items()}
+            name = event["APIName"]
+            names.append(name)
+            pairs = [pair for constraint in event["Constraints"] for pair in constraint.items()]
+            given = {k: argument(v, known[name], k) for k, v in pairs}
             given = {k: v for k, v in given.items() if v is not None}
-            messages.append(Message("assistant", "", (ToolCall(event["APIName"], given),)))
+            messages.append(Message("assistant", "", (ToolCall(name, given),)))
         elif who == "KnowledgeBase":
             answer = {"item": event.get("Item"), "total": event["TotalItems"]}
             text = json.dumps(answer, ensure_ascii=False)

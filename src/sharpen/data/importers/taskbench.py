@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def convert(row: Json, where: str, tools: dict[str, ToolSpec]) -> Iterator[Task]
     if missing := [name for name in names if name not in tools]:
         raise RowError(where, f"no tool {missing[0]!r} in tool_desc.json")
     named = [(link["source"], link["target"]) for link in links]
-    if named == list(zip(names, names[1:], strict=False)):  # a chain, which may use a tool twice
+    if named == list(pairwise(names)):  # a chain, which may use a tool twice
         edges = [[str(i), str(i + 1)] for i in range(1, len(names))]
     else:
         edges = [[str(names.index(a) + 1), str(names.index(b) + 1)] for a, b in named]

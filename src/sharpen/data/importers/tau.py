@@ -22,8 +22,7 @@ def convert_task(row: Json, where: str, side: Any) -> Iterator[Task]:
     actions = calls_to_gold(call_from(action, where) for action in row["actions"])
     gold = {"actions": actions, "outputs": row["outputs"]}
     metadata = {"user_id": row["user_id"], "simulated_user": True}
-    row_id = f"tau-{where.rsplit(':', 1)[1]}"
-    yield Task(row_id, row["instruction"], (), gold, "tau", metadata=metadata)
+    yield Task("", row["instruction"], (), gold, "tau", metadata=metadata)
 
 
 def convert_run(row: Json, where: str, side: Any) -> Iterator[Dialog]:
@@ -67,7 +66,7 @@ def simulations(path: Path) -> Iterator[Record]:
 
 
 def convert_tau2_run(row: Json, where: str, side: Any) -> Iterator[Dialog]:
-    """The assistant's side only: what the simulated user does on its own phone is not shown to it."""
+    """The assistant's side: what the simulated user does with its own tools is not shown to it."""
     users = {
         c["id"] for m in row["messages"] if m["role"] == "user" for c in m.get("tool_calls") or []
     }

@@ -24,8 +24,7 @@ def convert_in3(row: Json, where: str, side: Any) -> Iterator[Task]:
         raise RowError(where, f"vague: expected true or false, found {row['vague']!r}")
     gold = {"decision": "ask" if row["vague"] else "act", "missing": row["missing_details"]}
     metadata = {"category": row["category"], "thought": row["thought"]}
-    row_id = f"in3-{where.rsplit(':', 1)[1]}"
-    yield Task(row_id, row["task"], (), gold, "timing", metadata=metadata)
+    yield Task("", row["task"], (), gold, "timing", metadata=metadata)
 
 
 def convert_when2call(row: Json, where: str, side: Any) -> Iterator[Noun]:

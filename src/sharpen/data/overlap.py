@@ -1,0 +1,195 @@
+"""Do splits leak into each other? Verbatim instructions, shared 13-grams, and near copies: rows of
+two splits that share most of their words once values are masked and stop words dropped.
+
+Texts are held as 8-byte hashes and word numbers, never as text, so a million rows fit in memory.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sharpen.data.check import calls_of, noun_of
+from sharpen.data.importers.reading import read_records
+from sharpen.types import Dialog, Json, RowError, Task, ToolSpec
+
+GRAM = 13
+MAX_OVERLAP = 0.70
+MIN_DISTINCT = 0.90
+WORD = re.compile(r"\w+(?:'\w+)?")
+# what stands for a value rather than for the task: quotes, addresses, anything with a digit, and
+# names (a capital inside a sentence)
+VALUE = re.compile(
+    r"\"[^\"]*\"|“[^”]*”|'[^'\n]*'(?!\w)|https?://\S+|[\w.+-]+@[\w-]+\.\w+|\S*\d\S*"
+    r"|(?<=[a-z,;] )[A-Z][\w-]+(?: [A-Z][\w-]+)*"
+)
+STOP_WORDS = """
+a about also am an and any are as at be because been but by can could did do does for from had has
+have he her hers him his how i if in into is it its just let like me my need no not of on or our out
+please she should so some than that the their them then there these they this to too up us was we
+were what when where which who will with would you your want tell get give show make help know
+"""
+STOP = frozenset(STOP_WORDS.split())
+
+
+@dataclass(slots=True)
+class Split:
+    """What is kept of one file."""
+
+    path: str
+    rows: int = 0
+    verbatim: array[int] = field(default_factory=lambda: array("q"))
+    masked: array[int] = field(default_factory=lambda: array("q"))
+    grams: array[int] = field(default_factory=lambda: array("q"))
+    words: list[array[int]] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+
+
+def read_split(path: Path, numbers: dict[str, int]) -> Split:
+    """A file's instructions as hashes; rows that cannot be read are the checker's business."""
+    split = Split(str(path))
+    for record in read_records(path):
+        if record.problem or not isinstance(record.value, dict):
+            continue
+        try:
+            noun = noun_of(record.value, record.where)
+            if isinstance(noun, ToolSpec):
+                continue
+            values = leaves([call.arguments for call in calls_of(noun)])
+        except RowError:
+            continue
+        said = said_by_user(noun)
+        if not said:
+            continue
+        split.rows += 1
+        split.places.append(record.where.rsplit(":", 1)[-1])
+        tokens = WORD.findall(said[0].lower())
+        hidden = mask(said[0], values)
+        split.verbatim.append(hash(" ".join(tokens)))
+        split.masked.append(hash(" ".join(WORD.findall(hidden.lower()))))
+        for text in said:
+            spoken = WORD.findall(text.lower())
+            for at in range(len(spoken) - GRAM + 1):
+                split.grams.append(hash(" ".join(spoken[at : at + GRAM])))
+        content = {w for w in WORD.findall(hidden.lower()) if w not in STOP and w != "value"}
+        split.words.append(array("I", sorted(numbers.setdefault(w, len(numbers)) for w in content)))
+    return split
+
+
+def said_by_user(noun: Any) -> list[str]:
+    """The instruction first, then whatever else the user says."""
+    if isinstance(noun, Task):
+        return [noun.instruction]
+    messages = noun.messages if isinstance(noun, Dialog) else noun.prompt
+    return [m.content for m in messages if m.role == "user"]
+
+
+def leaves(value: Any) -> set[str]:
+    """The texts of every argument, however deep."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return set().union(*(leaves(item) for item in value)) if value else set()
+    return {str(value)} if isinstance(value, (str, int, float)) and len(str(value)) > 1 else set()
+
+
+def mask(text: str, values: set[str]) -> str:
+    """The instruction with its values taken out: those of the calls, and what looks like one."""
+    for value in sorted(values, key=len, reverse=True):
+        if value in text:
+            text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "VALUE", text)
+    return VALUE.sub("VALUE", text)
+
+
+def compare(paths: Sequence[Path]) -> Json:
+    """Every pair of splits, and how distinct each is in itself."""
+    numbers: dict[str, int] = {}
+    splits = [read_split(path, numbers) for path in paths]
+    rarity = Counter(word for split in splits for row in split.words for word in row)
+    pairs = []
+    for index, a in enumerate(splits):
+        for b in splits[index + 1 :]:
+            share, where = closest(a, b, rarity)
+            pairs.append(
+                {
+                    "splits": [a.path, b.path],
+                    "verbatim": shared(a.verbatim, b.verbatim),
+                    "grams": shared(a.grams, b.grams),
+                    "word_overlap": round(share, 4),
+                    "closest": where,
+                }
+            )
+    every = np.concatenate([np.frombuffer(s.masked, np.int64) for s in splits if s.rows] or [[]])
+    distinct = {s.path: len(set(s.masked)) / s.rows if s.rows else 1.0 for s in splits}
+    distinct["all"] = len(np.unique(every)) / len(every) if len(every) else 1.0
+    return {
+        "rows": {s.path: s.rows for s in splits},
+        "pairs": pairs,
+        "distinct": {name: round(ratio, 4) for name, ratio in distinct.items()},
+    }
+
+
+def leaks_in(found: Json) -> list[str]:
+    """What of a comparison breaks the rules: nothing verbatim, no 13-gram, no near copy."""
+    leaks = []
+    for pair in found["pairs"]:
+        names = " and ".join(pair["splits"])
+        if pair["verbatim"] or pair["grams"]:
+            leaks.append(f"{names} share {pair['verbatim']} texts, {pair['grams']} 13-grams")
+        if pair["word_overlap"] > MAX_OVERLAP:
+            leaks.append(f"{names} share {pair['word_overlap']:.0%} of their words in two rows")
+    if found["distinct"]["all"] < MIN_DISTINCT:
+        leaks.append(f"only {found['distinct']['all']:.1%} of the rows are distinct")
+    return leaks
+
+
+def shared(a: array[int], b: array[int]) -> int:
+    """How many different hashes stand in both."""
+    return len(np.intersect1d(np.frombuffer(a, np.int64), np.frombuffer(b, np.int64)))
+
+
+def closest(a: Split, b: Split, rarity: Counter[int]) -> tuple[float, list[str]]:
+    """The highest share of words (intersection over union) that a row of `b` has with one of `a`.
+
+    Exact without comparing all pairs: two rows whose share beats the best so far must have one of
+    a few of the row's rarest words in common, so only rows with those words are looked at.
+    """
+    rows_with: dict[int, list[int]] = {}
+    for number, words in enumerate(a.words):
+        for word in words:
+            rows_with.setdefault(word, []).append(number)
+    sets: dict[int, frozenset[int]] = {}
+    best, where = 0.0, ["", ""]
+    for number, words in enumerate(b.words):
+        mine = frozenset(words)
+        for other in candidates(words, best, rarity, rows_with):
+            if other not in sets:
+                sets = {} if len(sets) > 200_000 else sets
+                sets[other] = frozenset(a.words[other])
+            theirs = sets[other]
+            common = len(mine & theirs)
+            share = common / (len(mine) + len(theirs) - common)
+            if share > best:
+                best, where = share, [f"{a.path}:{a.places[other]}", f"{b.path}:{b.places[number]}"]
+    return best, where
+
+
+def candidates(
+    words: array[int], best: float, rarity: Counter[int], rows_with: dict[int, list[int]]
+) -> Iterator[int]:
+    needed = math.floor(best * len(words)) + 1  # this many words at least must be shared to beat it
+    rarest = sorted(words, key=lambda word: rarity[word])[: max(0, len(words) - needed + 1)]
+    seen: set[int] = set()
+    for word in rarest:
+        for number in rows_with.get(word, ()):
+            if number not in seen:
+                seen.add(number)
+                yield number
