@@ -80,7 +80,11 @@ def parse_row(raw: bytes, where: str) -> Json:
     """One line → an object. NaN, infinities, deep nesting, NUL bytes and bad UTF-8 are errors that
     name the place."""
     try:
-        value = json.loads(raw.decode("utf-8"), parse_constant=refuse_constant)
+        value = DECODER.decode(raw.decode("utf-8"))
+        if b"\\ud" in raw or b"\\uD" in raw:
+            dump_row(value).encode("utf-8")  # half a pair can be escaped, but not written
+    except UnicodeEncodeError:
+        raise RowError(where, "half of a surrogate pair") from None
     except UnicodeDecodeError as error:
         raise RowError(where, f"not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
@@ -96,6 +100,16 @@ def parse_row(raw: bytes, where: str) -> Json:
 
 def refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def finite_number(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):  # `1e999` is JSON, but no reader keeps it
+        raise ValueError(f"{text[:20]} is out of range")
+    return number
+
+
+DECODER = json.JSONDecoder(parse_constant=refuse_constant, parse_float=finite_number)
 
 
 def dump_row(value: Any) -> str:

@@ -73,8 +73,6 @@ def row_problems(record: Record, report: CheckReport) -> Iterator[str]:
         report.kinds[type(noun).__name__.lower()] += 1
         yield from structure(noun)
         yield from faults(noun, report)
-        if not finite(record.value):
-            yield "a number too large to be one, or half of a surrogate pair"
     except RowError as error:
         yield error.reason
     except RecursionError:
@@ -173,14 +171,3 @@ def known_problem(parameters: Json) -> str | None:
             _known.clear()
         _known[key] = schema_problem(parameters)
     return _known[key]
-
-
-def finite(value: Any) -> bool:
-    """Can the row be written again: no infinity (`1e999` reads as one), no half surrogate pair?"""
-    if isinstance(value, float):
-        return value - value == 0
-    if isinstance(value, str):
-        return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
-    if isinstance(value, dict):
-        return all(finite(k) and finite(v) for k, v in value.items())
-    return not isinstance(value, list) or all(finite(item) for item in value)

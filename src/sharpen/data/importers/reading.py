@@ -11,6 +11,7 @@ import csv
 import gzip
 import io
 import json
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -161,8 +162,13 @@ def array_records(file: IO[bytes], path: Path) -> Iterator[Record]:
     """The elements of a JSON array, one at a time. Behind a broken element, reading goes on at the
     next line that starts like the one before did."""
     text = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
-    constants: list[str] = []
-    decoder = json.JSONDecoder(parse_constant=constants.append)
+    odd: list[str] = []  # numbers that JSON does not have, or that no float holds
+
+    def number(digits: str) -> float:
+        odd.extend([digits] if math.isinf(float(digits)) else [])
+        return float(digits)
+
+    decoder = json.JSONDecoder(parse_constant=odd.append, parse_float=number)
     buffer = text.read(CHUNK)
     at = buffer.index("[") + 1
     line, count, ended, marker = 1 + buffer.count("\n", 0, at), 0, False, ""
@@ -180,7 +186,7 @@ def array_records(file: IO[bytes], path: Path) -> Iterator[Record]:
         if ended and at == len(buffer):
             yield Record(where, problem="truncated: the array is not closed")
             return
-        constants.clear()
+        odd.clear()
         problem, end, value = "", at, None
         try:
             value, end = decoder.raw_decode(buffer, at)
@@ -203,7 +209,7 @@ def array_records(file: IO[bytes], path: Path) -> Iterator[Record]:
             end, buffer, ended = next_element(buffer, at, text, marker)
             problem += "" if end < len(buffer) else "; the rest of the array is unread"
         element = buffer[at:end]
-        problem = problem or element_problem(element, constants)
+        problem = problem or element_problem(element, odd)
         yield Record(where, raw=element, problem=problem) if problem else Record(where, value)
         line += buffer.count("\n", at, end)
         at, count = end, count + 1
@@ -222,9 +228,9 @@ def next_element(buffer: str, at: int, text: IO[str], marker: str) -> tuple[int,
     return (found + len(marker) if found >= 0 else len(buffer)), buffer, ended
 
 
-def element_problem(element: str, constants: list[str]) -> str:
-    if constants:
-        return f"{constants[0]} is not a JSON number"
+def element_problem(element: str, odd: list[str]) -> str:
+    if odd:
+        return f"{odd[0][:20]} is not a number that can be kept"
     try:
         element.encode("utf-8")
     except UnicodeEncodeError as error:
