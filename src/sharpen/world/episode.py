@@ -1,0 +1,290 @@
+"""The world: its categories, and episodes in which their tools really run.
+
+`World().episode(["travel/flights"], seed=7)` is a small state; `call` executes a tool call against
+it and always answers with data: a result, or `{"error": code, "message": …}`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sharpen.tools import check_call
+from sharpen.types import Json, SharpenError, ToolCall
+from sharpen.world.domain import Domain, Tool, load_domain
+from sharpen.world.expressions import ToolFailure
+from sharpen.world.fields import TODAY, Draw, Family, plain
+from sharpen.world.operations import Call, Param
+from sharpen.world.state import Entity, Tables, base_rows, diff, seeded
+
+DOMAINS = Path(__file__).parent / "domains"
+TRIES = 80  # arguments drawn before a tool is said not to reach an outcome from this state
+LARGEST = 1e12
+FAULTS = {
+    "timeout": "the service did not answer in time; nothing was changed",
+    "rate_limit": "too many requests; try again",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Injected failures: by rate, drawn from the seed, or at given calls of the episode (0 is the
+    first)."""
+
+    timeout: float = 0.0
+    rate_limit: float = 0.0
+    seed: int = 0
+    at: Mapping[int, str] = field(default_factory=dict)
+
+    def kind(self, number: int) -> str:
+        if number in self.at:
+            return self.at[number]
+        if not (self.timeout or self.rate_limit):
+            return ""
+        drawn = seeded("fault", self.seed, number).random()
+        if drawn < self.timeout:
+            return "timeout"
+        return "rate_limit" if drawn < self.timeout + self.rate_limit else ""
+
+
+class World:
+    """All categories of a folder of domain files, each read when it is first needed."""
+
+    def __init__(self, folder: str | Path = DOMAINS):
+        self.files = {
+            file.stem.replace("_", "/", 1): file for file in sorted(Path(folder).glob("*.yaml"))
+        }
+        if not self.files:
+            raise SharpenError(f"{folder}: no domain files (*.yaml)")
+        self.loaded: dict[str, Domain] = {}
+
+    @property
+    def categories(self) -> list[str]:
+        return list(self.files)
+
+    def domain(self, category: str) -> Domain:
+        if category not in self.files:
+            raise SharpenError(f"no category {category!r}; there are {', '.join(self.files)}")
+        if category not in self.loaded:
+            domain = load_domain(self.files[category])
+            if domain.category != category:
+                raise SharpenError(f"{self.files[category].name}: category is {domain.category!r}")
+            self.loaded[category] = domain
+        return self.loaded[category]
+
+    def tools(self, categories: Iterable[str] | None = None) -> Iterator[Tool]:
+        for category in categories or self.files:
+            yield from self.domain(category).tools.values()
+
+    def tool(self, name: str) -> Tool:
+        for category in self.files:
+            if name in self.domain(category).tools:
+                return self.domain(category).tools[name]
+        raise SharpenError(f"no tool {name!r} in the world")
+
+    def episode(
+        self,
+        categories: Iterable[str] | None = None,
+        seed: int = 0,
+        family: Family = "train",
+        faults: Faults | None = None,
+    ) -> Episode:
+        domains = [self.domain(c) for c in (categories or self.files)]
+        return Episode(domains, seed, family, faults or Faults())
+
+
+@cache
+def shipped_world() -> World:
+    return World()
+
+
+class Episode:
+    """One state and the tools that act on it."""
+
+    def __init__(self, domains: list[Domain], seed: int, family: Family, faults: Faults):
+        self.domains = {domain.category: domain for domain in domains}
+        self.seed, self.faults = seed, faults
+        self.family: Family = family
+        self.constants = {"today": str(TODAY[family]), "now": f"{TODAY[family]}T09:00"}
+        self.reset()
+
+    def reset(self) -> None:
+        self.tables, self.calls = Tables(self.base), 0
+
+    def base(self, entity: Entity) -> dict[str, Json]:
+        category, name = entity.table.split(".")
+        return base_rows(self.domains[category].entities, name, self.family, self.seed)
+
+    def tool(self, name: str) -> Tool | None:
+        for domain in self.domains.values():
+            if name in domain.tools:
+                return domain.tools[name]
+        return None
+
+    def call(self, call: ToolCall) -> Json:
+        """Execute one call. Whatever is wrong with it is the answer, never an exception."""
+        fault, self.calls = self.faults.kind(self.calls), self.calls + 1
+        tool = self.tool(call.name)
+        if tool is None:
+            return failure("unknown_tool", f"there is no tool {call.name!r}")
+        problems = check_call(call, tool.spec)
+        if problems:
+            return failure("invalid_argument", "; ".join(problems))
+        if fault:
+            return failure(fault, FAULTS[fault])
+        try:
+            return self.execute(tool, call.arguments)
+        except ToolFailure as error:
+            return failure(error.code, error.message)
+
+    def execute(self, tool: Tool, arguments: Json) -> Json:
+        args = {p.name: p.default for p in tool.params.values()} | arguments
+        for name, value in arguments.items():
+            if isinstance(value, (int, float)) and abs(value) > LARGEST:
+                raise ToolFailure("invalid_argument", f"{name}: too large")
+            if isinstance(value, float):
+                args[name] = plain(value)
+        entities = self.domains[tool.category].entities
+        running = Call(entities, self.tables, tool.params, args, self.constants)
+        result = tool.operation.execute(running)
+        for entity, key, row in running.writes:
+            self.tables.put(entity, key, row)
+        return result
+
+    def fork(self) -> Episode:
+        """The same state, to try something without consequences or injected faults."""
+        other = Episode(list(self.domains.values()), self.seed, self.family, Faults())
+        other.restore(self.snapshot())
+        return other
+
+    def snapshot(self) -> Json:
+        """What was written so far; small, and enough to come back to this state."""
+        return {table: dict(edits) for table, edits in self.tables.edits.items()}
+
+    def restore(self, snapshot: Json) -> None:
+        self.tables = Tables(self.base)
+        for table, edits in snapshot.items():
+            entity = self.domains[table.split(".")[0]].entities.by_table[table]
+            for key, row in edits.items():
+                self.tables.put(entity, key, row)
+
+    def state(self) -> Json:
+        """Every row, for a reader: table → key → row."""
+        found = [e for d in self.domains.values() for e in d.entities.entities.values()]
+        return {e.table: dict(self.tables.rows(e)) for e in found}
+
+    def changes(self) -> Json:
+        return self.tables.changes()
+
+    def same(self, other: Episode) -> bool:
+        """Whether both ended in the same state."""
+        return self.changes() == other.changes()
+
+    def diff(self, wanted: Episode) -> list[str]:
+        return diff(self.changes(), wanted.changes())
+
+    def digest(self) -> str:
+        start = [sorted(self.domains), self.family, self.seed, self.changes()]
+        return hashlib.sha256(json.dumps(start, sort_keys=True).encode()).hexdigest()[:16]
+
+    def sample(
+        self, tool: Tool, rng: random.Random, using: Iterable[str] = (), outcome: str = "ok"
+    ) -> ToolCall | None:
+        """A call of `tool` with its required parameters and those under `using`, that has this
+        outcome (`ok`, or an error's code) in the present state; None when none was found."""
+        names = {*tool.required, *using}
+        for _ in range(TRIES):
+            arguments = self.arguments(tool, rng, names)
+            if outcome == "not_found":
+                arguments = self.misdirect(tool, rng, arguments)
+            call = ToolCall(tool.name, arguments)
+            result = self.fork().call(call)
+            if outcome_of(result) == outcome:
+                return call
+        return None
+
+    def draw(self, tool: Tool, rng: random.Random) -> Draw:
+        entities = self.domains[tool.category].entities
+
+        def keys(name: str) -> list[str]:
+            return list(self.tables.rows(entities[name]))
+
+        return Draw(rng, self.family, entities.pools, keys)
+
+    def arguments(self, tool: Tool, rng: random.Random, names: set[str]) -> Json:
+        """Arguments around one row, so that conditions meet something."""
+        draw, operation = self.draw(tool, rng), tool.operation
+        entities = self.domains[tool.category].entities
+        rows = (
+            list(self.tables.rows(entities[operation.entity]).values()) if operation.entity else []
+        )
+        anchor = rng.choice(rows) if rows else {}
+        out: Json = {}
+        for param in (p for p in tool.params.values() if p.name in names):
+            if param.many:
+                out[param.name] = several(param, draw, anchor)
+            elif param.anchor and anchor.get(param.anchor) not in (None, []):
+                out[param.name] = near(param, anchor[param.anchor], draw)
+            elif (
+                operation.keyed and param.name in anchor and param.field.entity == operation.entity
+            ):
+                out[param.name] = anchor[param.name]
+            else:
+                out[param.name] = draw.value(param.field)
+        return out
+
+    def misdirect(self, tool: Tool, rng: random.Random, arguments: Json) -> Json:
+        """The same arguments with one key that nothing has."""
+        takes = [n for n in tool.takes if isinstance(arguments.get(n), str)]
+        entities, draw = self.domains[tool.category].entities, self.draw(tool, rng)
+        for name in takes[:1]:
+            entity = entities[tool.takes[name]]
+            return arguments | {name: draw.value(entity.fields[entity.key])}
+        return arguments
+
+
+def near(param: Param, value: Any, draw: Draw) -> Any:
+    """A condition's value that a row with `value` meets."""
+    if param.op in ("<=", "<", ">=", ">") and not isinstance(value, str):
+        span = abs(value) * 0.25 + (0 if isinstance(value, float) else 1)
+        moved = value + (span if param.op in ("<=", "<") else -span)
+        low = 0 if value >= 0 else moved
+        return max(
+            low, round(moved) if abs(moved) >= 10 or isinstance(value, int) else round(moved, 1)
+        )
+    if param.op == "contains":
+        return max(str(value).split(), key=len).strip(".,;:").lower()
+    if param.op == "on":
+        return value[:10]
+    return draw.rng.choice(value) if param.op == "has" else value
+
+
+def several(param: Param, draw: Draw, anchor: Json) -> list[Any]:
+    low, high = param.many or (1, 1)
+    count = draw.rng.randint(max(low, 1), min(high, 3))
+    first = anchor.get(param.anchor or param.name.removesuffix("s"))
+    found = [first] if first is not None else []
+    while len(found) < count:
+        value = draw.value(param.field)
+        if value in found and count > low:
+            count -= 1
+        elif value not in found:
+            found.append(value)
+    return found
+
+
+def failure(code: str, message: str) -> Json:
+    return {"error": code, "message": message}
+
+
+def outcome_of(result: Json) -> str:
+    """`ok`, `empty` for a search that found nothing, or the error's code."""
+    if "error" in result:
+        return str(result["error"])
+    return "empty" if result.get("count") == 0 else "ok"

@@ -1,0 +1,62 @@
+"""Phrases of a domain file: `{slot}`s and how values are spoken in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from sharpen.types import SharpenError
+
+SLOT = re.compile(r"\{([\w.*]+)\}")
+
+
+def slots(template: str) -> list[str]:
+    """The names a phrase needs, without what follows their first dot."""
+    return [name.split(".")[0] for name in SLOT.findall(template)]
+
+
+def fill(template: str, *sources: Mapping[str, Any]) -> str:
+    """A phrase with its slots filled from the first source that has them. `{rows.0.fare}` goes into
+    lists and objects, `{rows.*.fare}` speaks of all of them."""
+
+    def value(match: re.Match[str]) -> str:
+        root, *path = match[1].split(".")
+        try:
+            found = next(s[root] for s in sources if root in s)
+            for step in path:
+                found = go(found, step)
+        except (StopIteration, LookupError, TypeError):
+            raise SharpenError(f"nothing for {{{match[1]}}} in {template!r}") from None
+        return spoken(found)
+
+    return SLOT.sub(value, template)
+
+
+def go(value: Any, step: str) -> Any:
+    if isinstance(value, list):
+        if step == "*":
+            return value
+        if not step.isdigit():
+            return [v[step] for v in value]
+        return value[int(step)]
+    return value[step]
+
+
+def spoken(value: Any) -> str:
+    """A value as people write it: lists with `and`, whole numbers without a point, no
+    underscores."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        words = [spoken(v) for v in value]
+        return (
+            " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words) or "none"
+        )
+    if isinstance(value, dict):
+        return ", ".join(f"{k.replace('_', ' ')} {spoken(v)}" for k, v in value.items())
+    if isinstance(value, float) and value == int(value):
+        return str(int(value))
+    return str(value).replace("_", " ")

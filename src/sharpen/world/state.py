@@ -1,0 +1,229 @@
+"""Entities, their seeded rows, and the per-episode state over them.
+
+Base rows are drawn once for a (category, family, seed), shared and never changed; an episode keeps
+only what it changed. A new row's key is a digest of its content, so that two episodes which did the
+same things in another order end in the same state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from pydantic import model_validator
+
+from sharpen.config import Config
+from sharpen.types import Json
+from sharpen.world.expressions import ToolFailure
+from sharpen.world.fields import TODAY, Draw, Family, Field, part, shared_pools
+
+
+class Entity(Config):
+    """One kind of thing that a category keeps: its fields (the first is its key) and how many rows
+    an episode holds."""
+
+    name: str
+    table: str
+    key: str
+    fields: dict[str, Field]
+    rows: int = 10
+    noun: str = ""
+    plural: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def words(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or "name" not in values:
+            return values
+        noun = values.get("noun") or str(values["name"]).replace("_", " ")
+        values = values | {"key": next(iter(values.get("fields") or ()), "")}
+        return values | {"noun": noun, "plural": values.get("plural") or f"{values['name']}s"}
+
+    def show(self, row: Json, names: Sequence[str]) -> Json:
+        """The row as a caller may see and change it."""
+        return {n: own_copy(row[n]) for n in names or self.fields}
+
+    def public(self, row: Json, base: Json | None) -> Json:
+        """What counts when end states are compared: free wording only counts as changed or not."""
+        return {
+            n: (v != (base or {}).get(n) and v is not None) if self.fields[n].free else v
+            for n, v in row.items()
+        }
+
+
+def own_copy(value: Any) -> Any:
+    return json.loads(json.dumps(value)) if isinstance(value, (list, dict)) else value
+
+
+class Entities:
+    """A category's entities with its pools: all that rows are drawn from."""
+
+    def __init__(self, category: str, entities: dict[str, Entity], pools: Mapping[str, Any]):
+        self.category, self.entities = category, entities
+        self.pools = shared_pools() | {name: tuple(values) for name, values in pools.items()}
+        self.by_table = {entity.table: entity for entity in entities.values()}
+        self.holders: dict[str, list[str]] = {e.name: [e.key] for e in entities.values()}
+        for entity in entities.values():
+            for name, field in entity.fields.items():
+                if field.kind == "ref" and name not in self.holders.get(field.spec, [name]):
+                    self.holders[field.spec].append(name)
+
+    def __getitem__(self, name: str) -> Entity:
+        return self.entities[name]
+
+    def reference(self, child: str, parent: str) -> str:
+        """The field by which rows of `child` point at `parent`, or nothing."""
+        fields = self.entities[child].fields.items()
+        return next((n for n, f in fields if f.kind == "ref" and f.spec == parent), "")
+
+
+class Scope(dict[str, Any]):
+    """The names an expression sees: a row's fields, the arguments over them, and, on demand, the
+    row that one of them refers to, under its entity's name."""
+
+    def __init__(self, entities: Entities, find: Callable[[str, str], Json], names: Json):
+        super().__init__(names)
+        self.entities, self.find = entities, find
+
+    def __missing__(self, name: str) -> Json:
+        for holder in self.entities.holders.get(name, ()):
+            if isinstance(self.get(holder), str):
+                self[name] = self.find(name, self[holder])
+                return self[name]
+        raise KeyError(name)
+
+
+def seeded(*parts: object) -> random.Random:
+    return random.Random("|".join(map(str, parts)))
+
+
+@lru_cache(maxsize=8192)
+def base_keys(entities: Entities, name: str, family: Family, seed: int) -> tuple[str, ...]:
+    entity = entities[name]
+    field = entity.fields[entity.key]
+    rng = seeded(entity.table, family, seed, "keys")
+    if field.kind == "choice":
+        return tuple(rng.sample(field.spec, min(entity.rows, len(field.spec))))
+    if field.kind == "text" and isinstance(field.spec, tuple):
+        values = part(field.spec, family)
+        return tuple(rng.sample(values, min(entity.rows, len(values))))
+    draw = Draw(rng, family, entities.pools, lambda _: ())
+    keys: dict[str, None] = {}
+    while len(keys) < entity.rows:
+        keys[draw.value(field)] = None
+    return tuple(keys)
+
+
+@lru_cache(maxsize=4096)
+def base_rows(entities: Entities, name: str, family: Family, seed: int) -> dict[str, Json]:
+    """An entity's rows at the start of an episode; shared, so never changed in place."""
+    entity = entities[name]
+    rng = seeded(entity.table, family, seed)
+    draw = Draw(rng, family, entities.pools, lambda e: base_keys(entities, e, family, seed))
+    rows: dict[str, Json] = {}
+
+    def find(other: str, key: str) -> Json:
+        return base_rows(entities, other, family, seed)[key]
+
+    others = [(n, f) for n, f in entity.fields.items() if n != entity.key]
+    for key in base_keys(entities, name, family, seed):
+        row: Json = {entity.key: key}
+        for field_name, field in others:
+            if field.none and rng.random() < field.none:
+                row[field_name] = None
+            elif field.calc is not None:
+                scope = Scope(entities, find, row | {"today": str(TODAY[family])})
+                row[field_name] = field.coerce(field.calc(scope))
+            else:
+                row[field_name] = draw.value(field)
+        rows[key] = row
+    return rows
+
+
+class Tables:
+    """One episode's rows: the shared base, and what was written over it."""
+
+    def __init__(self, base: Callable[[Entity], dict[str, Json]]):
+        self.base = base
+        self.edits: dict[str, dict[str, Json | None]] = {}
+        self.entities: dict[str, Entity] = {}  # of the tables that were written
+
+    def rows(self, entity: Entity) -> Mapping[str, Json]:
+        edits = self.edits.get(entity.table)
+        if not edits:
+            return self.base(entity)
+        merged = {**self.base(entity), **edits}
+        return {key: row for key, row in merged.items() if row is not None}
+
+    def get(self, entity: Entity, key: Any) -> Json | None:
+        edits = self.edits.get(entity.table)
+        if edits and key in edits:
+            return edits[key]
+        return self.base(entity).get(key)
+
+    def find(self, entity: Entity, key: Any) -> Json:
+        row = self.get(entity, key)
+        if row is None:
+            raise ToolFailure("not_found", f"no {entity.noun} {key!r}")
+        return row
+
+    def put(self, entity: Entity, key: str, row: Json | None) -> None:
+        self.entities[entity.table] = entity
+        self.edits.setdefault(entity.table, {})[key] = row
+
+    def new_key(self, entity: Entity, row: Json) -> str:
+        """One digit longer than the seeded keys, from what the row says."""
+        text = json.dumps(entity.public(row, None), sort_keys=True, ensure_ascii=False)
+        number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+        head, _, tail = entity.fields[entity.key].spec.partition("#")
+        digits = tail.count("#") + 2
+        while True:
+            body = str(10 ** (digits - 1) + number % (9 * 10 ** (digits - 1)))
+            key = head + body[:2] + fill_digits(tail, body[2:])
+            if self.get(entity, key) is None:
+                return key
+            number += 1  # the same row made twice is two rows
+
+    def changes(self) -> Json:
+        """What differs from the base, as end states are compared: table → key → row, or None."""
+        out: Json = {}
+        for table, edits in self.edits.items():
+            entity, base = self.entities[table], self.base(self.entities[table])
+            changed = {
+                key: None if row is None else entity.public(row, base.get(key))
+                for key, row in edits.items()
+                if row != base.get(key)
+            }
+            if changed:
+                out[table] = changed
+        return out
+
+
+def fill_digits(pattern: str, digits: str) -> str:
+    supply = iter(digits)
+    return "".join(next(supply) if c == "#" else c for c in pattern)
+
+
+def diff(found: Json, wanted: Json) -> list[str]:
+    """Two `changes()` as readable lines: what one state has that the other has not."""
+    lines = []
+    for table in sorted({*found, *wanted}):
+        left, right = found.get(table, {}), wanted.get(table, {})
+        for key in sorted({*left, *right}):
+            at = f"{table} {key}"
+            if (key in left) != (key in right):
+                lines.append(f"{at}: {'should not have changed' if key in left else 'not changed'}")
+            elif left[key] is None or right[key] is None:
+                if left[key] != right[key]:
+                    lines.append(f"{at}: {'removed' if left[key] is None else 'not removed'}")
+            else:
+                lines += [
+                    f"{at}.{n}: {left[key].get(n)!r}, expected {v!r}"
+                    for n, v in right[key].items()
+                    if left[key].get(n) != v
+                ]
+    return lines
