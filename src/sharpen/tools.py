@@ -168,8 +168,44 @@ def schema_problem(parameters: Json) -> str | None:
         validator_for(json.dumps(parameters, sort_keys=True))
     except (ValueError, TypeError, RecursionError) as error:
         return first_line(error) or type(error).__name__
+    if cycle := recursive_ref(parameters):
+        return f"$ref {cycle!r} contains itself"
     declared = parameters.get("type", "object")
     return None if declared == "object" else f"type: expected 'object', found {declared!r}"
+
+
+def recursive_ref(schema: Json) -> str | None:
+    """A local `$ref` that leads back to itself: a model cannot be shown such a schema in full."""
+    below: dict[str, list[str]] = {}
+    waiting = refs_in(schema)
+    while waiting:
+        if (ref := waiting.pop()) not in below:
+            target: Any = schema
+            for part in ref.split("/")[1:]:
+                target = target.get(part) if isinstance(target, dict) else None
+            below[ref] = refs_in(target)
+            waiting += below[ref]
+    for ref in below:
+        seen, todo = set[str](), list(below[ref])
+        while todo:
+            if (step := todo.pop()) == ref:
+                return ref
+            todo += [] if step in seen else below[step]
+            seen.add(step)
+    return None
+
+
+def refs_in(schema: Any) -> list[str]:
+    """Every local reference below a part of a schema."""
+    found, todo = [], [schema]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, dict):
+            ref = value.get("$ref")
+            found += [ref] if isinstance(ref, str) and ref.startswith("#") else []
+            value = list(value.values())
+        todo += value if isinstance(value, list) else []
+    return found
 
 
 @functools.lru_cache(maxsize=4096)
