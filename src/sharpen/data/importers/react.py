@@ -41,20 +41,21 @@ def read(path: Path) -> Iterator[Record]:
             yield Record(record.where, raw=text[:2000], problem="no line starts with 'Question:'")
 
 
-def tools_in(header: str, used: list[str]) -> dict[str, ToolSpec]:
+def tools_in(header: str, used: list[tuple[str, Any]]) -> dict[str, ToolSpec]:
+    """What the header explains; else the names it lists, or that the log uses, with the inputs that
+    the log gives them."""
     found = {}
     for name, parameter, text in EXPLAINED.findall(header):
-        found[name] = spec(name, text.strip(), parameter)
+        fields = {"properties": {parameter: {"type": "string"}}, "required": [parameter]}
+        found[name] = ToolSpec(name, text.strip(), {"type": "object"} | fields)
     listed = [n.strip() for names in ONE_OF.findall(header) for n in names.split(",")]
-    for name in listed:
+    for name in listed or ([] if found else [n for n, _ in used if n != "Finish"]):
         line = re.search(rf"^{re.escape(name)}(?:\(.*?\))?: *(.+)$", header, re.M)
-        found.setdefault(name, spec(name, line[1] if line else "", "input"))
-    return found or {name: spec(name, "", "input") for name in used}
-
-
-def spec(name: str, text: str, parameter: str) -> ToolSpec:
-    fields = {"type": "object", "properties": {parameter: {"type": "string"}}}
-    return ToolSpec(name, text, fields | {"required": [parameter]})
+        given = [value for n, value in used if n == name]
+        keys = dict.fromkeys(k for v in given for k in (v if isinstance(v, dict) else ["input"]))
+        fields = {"type": "object", "properties": {key: {} for key in keys or ["input"]}}
+        found.setdefault(name, ToolSpec(name, line[1] if line else "", fields))
+    return found
 
 
 def action(text: str, given: str | None) -> tuple[str, Any]:
@@ -81,8 +82,7 @@ def convert(row: Json, where: str, side: Any) -> Iterator[Dialog]:
     header, mark, log = whole.rpartition("(END OF EXAMPLES)")
     header = header if mark else row.get("header", "")
     log = log[log.rindex("Question:") :] if "Question:" in log else log
-    messages, used, finished, taken = [], [], False, steps(log)
-    parsed = []
+    messages, parsed, finished, taken, name = [], [], False, steps(log), ""
     for index, (label, body) in enumerate(taken):
         if label == "Action":
             follows = taken[index + 1] if index + 1 < len(taken) else ("", "")
@@ -90,8 +90,7 @@ def convert(row: Json, where: str, side: Any) -> Iterator[Dialog]:
                 parsed.append(action(body, follows[1] if follows[0] == "Action Input" else None))
             except ValueError as error:
                 raise RowError(where, str(error)) from None
-            used.append(parsed[-1][0])
-    listed = tools_in(header, [name for name in used if name != "Finish"])
+    listed = tools_in(header, parsed)
     for label, body in taken:
         if label == "Question":
             messages.append(Message("user", body))
@@ -103,13 +102,11 @@ def convert(row: Json, where: str, side: Any) -> Iterator[Dialog]:
             if finished:
                 messages.append(Message("assistant", as_answer(value)))
                 continue
-            known = list(listed[name].parameters["properties"]) if name in listed else ["input"]
+            known = [*listed[name].parameters["properties"]] if name in listed else ["input"]
             arguments = value if isinstance(value, dict) else {known[0]: value}
             messages.append(Message("assistant", "", (ToolCall(name, arguments),)))
         elif label == "Observation" and not finished:
-            messages.append(
-                Message("tool", body, name=used[sum(len(m.tool_calls) for m in messages) - 1])
-            )
+            messages.append(Message("tool", body, name=name))
     tools = tuple(tool for name, tool in listed.items() if name != "Finish")
     metadata = {k: v for k, v in row.items() if k not in ("text", "prompt", "header")}
     yield Dialog(joined(messages), tools, metadata=metadata)

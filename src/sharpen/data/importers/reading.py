@@ -171,23 +171,20 @@ def array_records(file: IO[bytes], path: Path) -> Iterator[Record]:
     decoder = json.JSONDecoder(parse_constant=odd.append, parse_float=number)
     buffer = text.read(CHUNK)
     at = buffer.index("[") + 1
-    line, count, ended, marker = 1 + buffer.count("\n", 0, at), 0, False, ""
+    line, last, count, ended, marker = 1 + buffer.count("\n", 0, at), 0, 1, False, ""
     while True:
         start = GAP.match(buffer, at).end()  # type: ignore[union-attr]
         if "\n" in (gap := buffer[at:start]):
             line += gap.count("\n")
             marker = gap[gap.rfind("\n") + 1 :] + buffer[start : start + 1]
-        at, where = (
-            start,
-            f"{path}:{line}" if "\n" in gap or not count else f"{path}:{line}#{count}",
-        )
+        at, where = start, f"{path}:{line}" + (f"#{count}" if line == last else "")
         if buffer[at : at + 1] == "]":
             return
         if ended and at == len(buffer):
             yield Record(where, problem="truncated: the array is not closed")
             return
         odd.clear()
-        problem, end, value = "", at, None
+        problem, unread, end, value = "", False, at, None
         try:
             value, end = decoder.raw_decode(buffer, at)
         except json.JSONDecodeError as error:
@@ -207,11 +204,14 @@ def array_records(file: IO[bytes], path: Path) -> Iterator[Record]:
             continue
         if problem:
             end, buffer, ended = next_element(buffer, at, text, marker)
-            problem += "" if end < len(buffer) else "; the rest of the array is unread"
+            unread = end == len(buffer)
+            problem += "; the rest of the array is unread" if unread else ""
         element = buffer[at:end]
         problem = problem or element_problem(element, odd)
         yield Record(where, raw=element, problem=problem) if problem else Record(where, value)
-        line += buffer.count("\n", at, end)
+        if unread:
+            return
+        last, line = line, line + element.count("\n")
         at, count = end, count + 1
 
 

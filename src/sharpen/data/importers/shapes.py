@@ -27,6 +27,7 @@ TYPES = {name: kind for kind, names in KINDS.items() for name in names.split()}
 GENERIC = re.compile(
     r"(list|array|arraylist|tuple|set|optional)\s*(?:\[|\(|<|\bof\b)\s*(.+?)[\])>]?$"
 )
+COMPOUND = ("$ref", "anyOf", "oneOf", "allOf")
 ARITHMETIC = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -62,7 +63,7 @@ def schema(value: Any) -> Any:
         out["items"] = schema(value["items"])
     if isinstance(value.get("additionalProperties"), dict):
         out["additionalProperties"] = schema(value["additionalProperties"])
-    for key in ("anyOf", "oneOf", "allOf"):
+    for key in COMPOUND[1:]:
         if isinstance(value.get(key), list):
             out[key] = [schema(part) for part in value[key]]
     if "examples" in out and not isinstance(out["examples"], list):
@@ -98,9 +99,8 @@ def parameters(value: Any, required: Any = None) -> Json:
     """A tool's parameters, as a schema or as a plain mapping of names, → an object schema."""
     if not isinstance(value, dict):
         value = {}
-    if isinstance(value.get("properties"), dict):
-        out = schema(value | ({"required": required} if required else {}))
-        return out | {"type": "object"}
+    if isinstance(value.get("properties"), dict) or any(key in value for key in COMPOUND):
+        return schema(value | ({"required": required} if required else {})) | {"type": "object"}
     if set(value) <= {"type", "required", "properties", "description"} and not isinstance(
         value.get("type"), dict
     ):
@@ -109,7 +109,7 @@ def parameters(value: Any, required: Any = None) -> Json:
 
 
 def tools_from(value: Any, where: str) -> tuple[ToolSpec, ...]:
-    """A list of tools in any dialect, or its JSON text; repeats that say the same are dropped."""
+    """A list of tools in any dialect, or its JSON text."""
     if isinstance(value, str):
         value = parse_json(value or "[]", where, "tools")
     if isinstance(value, dict):
@@ -134,8 +134,8 @@ def tool_from(value: Any, where: str) -> ToolSpec:
 def unique(tools: Iterable[ToolSpec], where: str) -> tuple[ToolSpec, ...]:
     kept: dict[str, ToolSpec] = {}
     for tool in tools:
-        if kept.setdefault(tool.name, tool) != tool:
-            raise RowError(where, f"two different tools are called {tool.name!r}")
+        if kept.setdefault(tool.name, tool) is not tool:
+            raise RowError(where, f"two tools are called {tool.name!r}")
     return tuple(kept.values())
 
 
