@@ -1,0 +1,187 @@
+"""`sharpen merge`: models, adapters and task vectors, and the search for a recipe's best values."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sharpen.cli.groups import DefaultGroup
+from sharpen.types import Json, SharpenError
+
+app = typer.Typer(
+    cls=DefaultGroup,
+    add_completion=False,
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+    help="Merge models by a recipe in mergekit's YAML; `sharpen merge CONFIG OUT` is `merge run`.",
+    epilog="Example: sharpen merge recipe.yaml merged/",
+)
+
+Recipe = Annotated[Path, typer.Argument(help="A merge recipe: mergekit's YAML.")]
+Out = Annotated[Path, typer.Argument(help="Folder of the merged model.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="Override: parameters.density=0.3")
+]
+Seed = Annotated[int, typer.Option(help="Seed of the methods that draw (DARE, DELLA).")]
+Threads = Annotated[int, typer.Option(help="Threads; 0 is one a core, 8 at most.")]
+Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1 ...")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")]
+Overwrite = Annotated[bool, typer.Option(help="Replace OUT if it exists.")]
+
+
+@app.command()
+def run(
+    config: Recipe,
+    out: Out,
+    set_: Settings = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    threads: Threads = 0,
+    shard_gb: Annotated[float, typer.Option(help="Largest size of an output file, in GB.")] = 5.0,
+    overwrite: Overwrite = False,
+    evaluate: Annotated[
+        str | None, typer.Option(help="file.py:function that scores the model by ability.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Merge models as a recipe says.
+
+    Example: sharpen merge recipe.yaml merged/ --set parameters.density=0.3
+    """
+    score = user_function(evaluate) if evaluate else None
+    from sharpen.merge.recipe import load_recipe
+    from sharpen.merge.stream import MergeOptions, merge
+
+    recipe = load_recipe(config, set_ or [])
+    options = MergeOptions(seed, threads, device, int(shard_gb * 1e9), overwrite)
+    with shown_progress(as_json) as progress:
+        report = merge(recipe, out, options, progress)
+    if score:
+        report["abilities"] = score(Path(out))
+    show(report, as_json)
+
+
+@app.command()
+def search(
+    config: Recipe,
+    out: Out,
+    objective: Annotated[str, typer.Option(help="file.py:function(folder) -> float.")],
+    trials: Annotated[int, typer.Option(help="How many merges to try.")] = 20,
+    minimize: Annotated[bool, typer.Option(help="The lower the better, as for a loss.")] = False,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Search a recipe's weights and densities for the best objective; OUT keeps the best model.
+
+    Example: sharpen merge search recipe.yaml best/ --objective score.py:dev_score --trials 30
+    """
+    function = user_function(objective)
+    from sharpen.merge.recipe import load_recipe
+    from sharpen.merge.search import search as find
+    from sharpen.merge.stream import MergeOptions
+
+    options = MergeOptions(seed=seed, device=device)
+    show(find(load_recipe(config), out, function, trials, options, minimize), as_json)
+
+
+@app.command()
+def adapters(
+    folders: Annotated[list[Path], typer.Argument(help="LoRA adapter folders.")],
+    out: Annotated[Path, typer.Option(help="Folder of the merged adapter.")],
+    rank: Annotated[int, typer.Option(help="Rank of the result.")] = 16,
+    weight: Annotated[list[float] | None, typer.Option(help="One for each adapter.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Merge LoRA adapters of one base into one, by SVD.
+
+    Example: sharpen merge adapters math/ code/ --out both/ --rank 16 --weight 0.6 --weight 0.4
+    """
+    from sharpen.merge.adapters import merge_adapters
+
+    show(merge_adapters(folders, out, rank, weight), as_json)
+
+
+@app.command()
+def vector(
+    base: Annotated[Path, typer.Argument(help="The base model.")],
+    tuned: Annotated[str, typer.Argument(help="The fine-tuned model, or base+adapter.")],
+    out: Annotated[Path, typer.Argument(help="The file to write, .safetensors.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write what fine-tuning changed as a task vector; `base+vector.safetensors` is a model in any
+    recipe.
+
+    Example: sharpen merge vector base/ math/ math-vector.safetensors
+    """
+    if out.suffix != ".safetensors":
+        raise SharpenError(f"{out}: a task vector's file ends in .safetensors")
+    from sharpen.merge.adapters import open_reference
+    from sharpen.merge.checkpoint import open_model
+    from sharpen.merge.vectors import write_task_vector
+
+    report = write_task_vector(open_model(base), open_reference(tuned, str(base)), out)
+    show({"out": str(out), **report}, as_json)
+
+
+def user_function(place: str) -> Callable[[Path], Any]:
+    """`file.py:name` → the function."""
+    file, _, name = place.rpartition(":")
+    if not file or not Path(file).is_file():
+        raise SharpenError(f"{place}: expected file.py:function, and the file to exist")
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    if spec is None or spec.loader is None:
+        raise SharpenError(f"{file}: is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not callable(getattr(module, name, None)):
+        raise SharpenError(f"{file}: has no function {name!r}")
+    return getattr(module, name)
+
+
+@contextmanager
+def shown_progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on a terminal, a line every tenth elsewhere, nothing with `--json`."""
+    if quiet or not sys.stderr.isatty():
+        shown = -1
+
+        def line(name: str, done: int, total: int) -> None:
+            nonlocal shown
+            if not quiet and done * 10 // max(1, total) > shown:
+                shown = done * 10 // max(1, total)
+                print(f"{done / 1e9:.2f} of {total / 1e9:.2f} GB  {name}", file=sys.stderr)
+
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("")
+        yield lambda name, done, total: bar.update(
+            task, completed=done, total=total, description=name
+        )
+
+
+def show(report: Json, as_json: bool) -> None:
+    for note in report.get("notes", []):
+        print(f"note: {note}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(report, ensure_ascii=False))
+        return
+    for key, value in report.items():
+        if key != "notes":
+            print(f"{key}: {value}")

@@ -1,0 +1,179 @@
+"""A merge as mergekit's YAML writes it; the value of a parameter for one tensor of a model."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from sharpen.config import Config, ConfigError, load_config
+from sharpen.merge import deltas, methods  # noqa: F401 - importing them registers the methods
+from sharpen.merge.method import METHODS, Method, Parameter
+
+Scalar = bool | int | float | str
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+NO_EFFECT = ("int8_mask",)  # mergekit's way to save memory; here nothing is held that it would save
+
+
+class Conditional(Config):
+    value: Scalar | list[Scalar]
+    filter: str | None = None
+
+
+Setting = Conditional | list[Conditional] | Scalar | list[Scalar]
+Settings = dict[str, Setting]
+
+
+class InputModel(Config):
+    model: str
+    parameters: Settings = Field(default_factory=dict)
+
+
+class LayerSource(InputModel):
+    layer_range: tuple[int, int]
+
+
+class Slice(Config):
+    sources: list[LayerSource] = Field(min_length=1)
+    base_model: str | None = None
+    parameters: Settings = Field(default_factory=dict)
+
+
+class TokenizerConfig(Config):
+    source: str = "union"  # union, base, or a model
+    pad_to_multiple_of: int | None = Field(None, gt=0)
+
+
+class MergeConfig(Config):
+    merge_method: str
+    models: list[InputModel] = Field(default_factory=list)
+    slices: list[Slice] = Field(default_factory=list)
+    base_model: str | None = None
+    parameters: Settings = Field(default_factory=dict)
+    dtype: str | None = None
+    out_dtype: str | None = None
+    tokenizer_source: str | None = None
+    tokenizer: TokenizerConfig | None = None
+    chat_template: str | None = None
+
+    def all_settings(self) -> Iterator[tuple[str, Settings]]:
+        yield "parameters", self.parameters
+        for i, entry in enumerate(self.models):
+            yield f"models.{i}.parameters", entry.parameters
+        for i, part in enumerate(self.slices):
+            yield f"slices.{i}.parameters", part.parameters
+            for j, source in enumerate(part.sources):
+                yield f"slices.{i}.sources.{j}.parameters", source.parameters
+
+    @property
+    def references(self) -> list[str]:
+        """Every model named, in order, the base first."""
+        named = [self.base_model] if self.base_model else []
+        named += [entry.model for entry in self.models]
+        for part in self.slices:
+            named += [part.base_model] if part.base_model else []
+            named += [source.model for source in part.sources]
+        return list(dict.fromkeys(named))
+
+    @property
+    def vocabulary_source(self) -> str | None:
+        return self.tokenizer.source if self.tokenizer else self.tokenizer_source
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> MergeConfig:
+    """A YAML file with `key=value` overrides → a recipe that hangs together."""
+    config = load_config(MergeConfig, path, overrides)
+    check_recipe(config, str(path))
+    return config
+
+
+def check_recipe(config: MergeConfig, where: str = "merge") -> None:
+    if bool(config.models) == bool(config.slices):
+        raise ConfigError(f"{where}: give either models or slices")
+    if config.tokenizer and config.tokenizer_source:
+        raise ConfigError(f"{where}: give either tokenizer or tokenizer_source")
+    for name in (config.dtype, config.out_dtype):
+        if name is not None and name not in DTYPES:
+            raise ConfigError(f"{where}: dtype {name!r}: expected one of {', '.join(DTYPES)}")
+    if config.merge_method not in METHODS:
+        raise ConfigError(
+            f"{where}: merge_method: unknown method {config.merge_method!r}, "
+            + meant(config.merge_method, sorted(METHODS))
+        )
+    known = list(METHODS[config.merge_method].parameters)
+    for place, settings in config.all_settings():
+        for name in settings:
+            if name not in known and name not in NO_EFFECT:
+                raise ConfigError(
+                    f"{where}: {place}: {config.merge_method} has no parameter {name!r}, "
+                    + meant(name, known)
+                )
+
+
+def meant(name: str, known: Sequence[str]) -> str:
+    """What an unknown name may have been meant to be."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
+
+
+def resolve(
+    method: Method,
+    settings: Callable[[int | None], Sequence[Settings]],
+    names: Sequence[str],
+    based: bool,
+    depth: float,
+    tensor: str,
+) -> dict[str, Any]:
+    """A method's parameters for one tensor. `settings(i)` are those that speak of input i (of all
+    inputs: None), the most particular first; `names` are the tensor's names in the inputs."""
+    values: dict[str, Any] = {}
+    for parameter in method.parameters.values():
+        if parameter.scope == "shared":
+            values[parameter.name] = value_of(parameter, settings(None), tensor, depth)
+            continue
+        tuned = parameter.scope == "tuned" and based
+        values[parameter.name] = [
+            value_of(parameter, settings(i), name, depth)
+            for i, name in enumerate(names)
+            if not (tuned and i == 0)
+        ]
+    return values
+
+
+def value_of(parameter: Parameter, settings: Sequence[Settings], tensor: str, depth: float) -> Any:
+    for layer in settings:
+        if parameter.name in layer:
+            value = evaluate(layer[parameter.name], tensor, depth, parameter.check)
+            if value is not None:
+                return value
+    if parameter.required:
+        raise ConfigError(f"parameter {parameter.name} is missing for {tensor}")
+    return parameter.default
+
+
+def evaluate(setting: Setting, tensor: str, depth: float, check: Callable[[Any], Any]) -> Any:
+    """A scalar; a gradient, read at `depth` (0 the first layer, 1 the last); or the first of
+    several conditional values whose filter is part of the tensor's name."""
+    if isinstance(setting, Conditional):
+        setting = [setting]
+    if not isinstance(setting, list):
+        return check(setting)
+    if any(isinstance(entry, Conditional) for entry in setting):
+        for entry in setting:
+            if isinstance(entry, Conditional) and (
+                entry.filter in (None, "*") or (entry.filter or "") in tensor
+            ):
+                return evaluate(entry.value, tensor, depth, check)
+        return None
+    values = [check(entry) for entry in setting]
+    if not values:
+        return None
+    place = depth * (len(values) - 1)
+    low = int(place)
+    if any(isinstance(v, (bool, str)) for v in values):
+        return values[low]
+    high = min(len(values) - 1, low + 1)
+    return check((1 - (place - low)) * values[low] + (place - low) * values[high])

@@ -1,0 +1,113 @@
+"""Weights, densities and the like of a recipe, searched with optuna for the best objective.
+
+What is good is the caller's: a function from the folder of a merged model to a number.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sharpen.config import parse_config
+from sharpen.merge.method import METHODS
+from sharpen.merge.recipe import MergeConfig
+from sharpen.merge.stream import DEFAULTS, MergeOptions, merge
+from sharpen.types import Json, SharpenError
+
+Objective = Callable[[Path], float]
+ALWAYS = ("weight", "density", "t")
+RANGES = {  # parameter → lowest and highest value tried
+    "weight": (0.0, 1.0),
+    "density": (0.1, 1.0),
+    "t": (0.0, 1.0),
+    "lambda": (0.3, 1.5),
+    "gamma": (0.0, 0.1),
+    "select_topk": (0.1, 1.0),
+}
+
+
+def search(
+    recipe: MergeConfig,
+    out: str | Path,
+    objective: Objective,
+    trials: int = 20,
+    options: MergeOptions = DEFAULTS,
+    minimize: bool = False,
+) -> Json:
+    """Merge, score, choose again; the best model stays in `out`. The recipe's own values are the
+    first trial."""
+    try:
+        import optuna
+    except ImportError:
+        raise SharpenError(
+            "merge search needs optuna: pip install 'sharpen[merge-search]'"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if trials < 1:
+        raise SharpenError(f"trials {trials}: must be at least 1")
+    out, places = Path(out), knobs(recipe)
+    if not places:
+        raise SharpenError(f"{recipe.merge_method}: has no parameter to search")
+    study = optuna.create_study(
+        direction="minimize" if minimize else "maximize",
+        sampler=optuna.samplers.TPESampler(seed=options.seed),
+    )
+    study.enqueue_trial({knob: start for knob, start in places.items() if start is not None})
+    rows: list[Json] = []
+    folder = out.with_name(f".{out.name}.trial")
+    for _ in range(trials):
+        trial = study.ask()
+        chosen = {knob: trial.suggest_float(knob, *limits(knob, places[knob])) for knob in places}
+        try:
+            merge(with_values(recipe, chosen), folder, replace(options, overwrite=True))
+            score = float(objective(folder))
+            study.tell(trial, score)
+            rows.append({"score": score, **chosen})
+            if study.best_trial.number == trial.number:
+                shutil.rmtree(out, ignore_errors=True)
+                folder.rename(out)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    return {"best": study.best_params, "score": study.best_value, "trials": rows, "out": str(out)}
+
+
+def knobs(recipe: MergeConfig) -> dict[str, float | None]:
+    """Place in the recipe → the value there, if it is a number: weights, densities and t, and what
+    else the recipe sets."""
+    found: dict[str, float | None] = {}
+    for name, parameter in METHODS[recipe.merge_method].parameters.items():
+        wanted = name in ALWAYS or name in recipe.parameters
+        if name not in RANGES or not wanted:
+            continue
+        shared = number(recipe.parameters.get(name))
+        if parameter.scope == "shared":
+            found[f"parameters.{name}"] = shared
+            continue
+        for i, entry in enumerate(recipe.models):
+            if parameter.scope == "model" or entry.model != recipe.base_model:
+                own = number(entry.parameters.get(name))
+                found[f"models.{i}.parameters.{name}"] = shared if own is None else own
+    return found
+
+
+def number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def limits(knob: str, start: float | None) -> tuple[float, float]:
+    low, high = RANGES[knob.rsplit(".", 1)[-1]]
+    return (low, high) if start is None else (min(low, start), max(high, start))
+
+
+def with_values(recipe: MergeConfig, chosen: dict[str, float]) -> MergeConfig:
+    values = recipe.model_dump()
+    for place, value in chosen.items():
+        *path, last = place.split(".")
+        target: Any = values
+        for step in path:
+            target = target[int(step) if step.isdigit() else step]
+        target[last] = value
+    return parse_config(MergeConfig, values, "merge search")
