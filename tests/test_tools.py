@@ -202,7 +202,7 @@ def test_user_files_plug_in(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "from sharpen.tools import tool\n\n@tool\ndef add(a: int, b: int) -> int:\n"
-        '    """Add two numbers.\n\n    :param a: first\n    :param b: second"""\n    return a + b\n'
+        '    """Add two.\n\n    :param a: first\n    :param b: second"""\n    return a + b\n'
     )
     loaded = load_tools(file)
     assert loaded["add"].run({"a": 1, "b": 2}).content == "3"

@@ -1,1 +1,34 @@
-"""Sharpen."""
+"""Sharpen: post-training for tool-using LLM agents. Names are imported when they are first used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+# public name → the module that has it
+_PUBLIC = {
+    **dict.fromkeys(
+        (
+            "Datum", "Dialog", "Message", "Preference", "Sampling", "Score", "SharpenError",
+            "StopReason", "Task", "ToolCall", "ToolSpec", "Trajectory", "Turn", "UnparsedToolCall",
+        ),
+        "sharpen.types",
+    ),
+    "tool": "sharpen.tools",
+    "Renderer": "sharpen.render",
+    "LocalPolicy": "sharpen.policy.local",
+    "ModelConfig": "sharpen.models.load",
+    "LoRAConfig": "sharpen.models.load",
+}  # fmt: skip
+
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'sharpen' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -243,6 +243,7 @@ class RunFolder:
                 f"{self.path}: exists, is not empty, and is not a run folder; choose another one"
             )
         self.path.mkdir(parents=True, exist_ok=True)
+        drop_cut_line(self.metrics_file)
         if not self.config_file.exists():
             write_json(self.path / "manifest.json", manifest(config, inputs or {}))
             write_text(
@@ -260,10 +261,17 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def metrics(self) -> list[Json]:
-        """Metrics rows so far; a last line cut by a crash is left out."""
+        """Metrics rows so far."""
         if not self.metrics_file.exists():
             return []
-        return [row.value for row in read_jsonl(self.metrics_file, on_bad=lambda error, raw: None)]
+        return [row.value for row in read_jsonl(self.metrics_file)]
+
+
+def drop_cut_line(path: Path) -> None:
+    """Take away a last line that a crash cut short, so that the next one begins where it should."""
+    if path.exists() and not (text := path.read_bytes()).endswith(b"\n"):
+        with open(path, "r+b") as file:
+            file.truncate(text.rfind(b"\n") + 1)
 
 
 def differences(found: Any, wanted: Any, path: str = "") -> str:

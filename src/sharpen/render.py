@@ -34,6 +34,7 @@ from sharpen.types import (
 # noncharacter, which is
 # itself protected when a text holds one, so no text can forge a sentinel.
 MARK, MARK_END = "\ufdd0", "\ufdd1"
+SENTINEL = re.compile(f"{MARK}(\\d+){MARK_END}")
 BATCH = 256  # dialogs tokenised together
 
 Run = tuple[str, bool]  # text, trained
@@ -182,6 +183,11 @@ class Renderer:
             return text
         return self.pattern.sub(lambda match: self.sentinels[match[0]], text)
 
+    def unprotect(self, text: str) -> str:
+        if MARK not in text:
+            return text
+        return SENTINEL.sub(lambda match: self.protected[int(match[1])], text)
+
     def protect_all(self, value: Any) -> Any:
         if isinstance(value, str):
             return self.protect(value)
@@ -203,7 +209,7 @@ class Renderer:
         flat: list[str] = []
         for text in texts:
             parts: list[str | int] = []
-            for number, part in enumerate(re.split(f"{MARK}(\\d+){MARK_END}", text)):
+            for number, part in enumerate(SENTINEL.split(text)):
                 if number % 2:
                     parts.append(int(part))
                 elif part:
@@ -232,15 +238,28 @@ class Renderer:
                 name_bad_text(row)
             raise
         for row in rows:
-            runs = [(next(encoded), trained) for _, trained in row.runs]
-            lengths = [len(ids) for ids, _ in runs]
-            ids = np.fromiter((i for run, _ in runs for i in run), np.int32, sum(lengths))
-            mask = np.repeat(np.array([trained for _, trained in runs], bool), lengths)
+            runs = [(next(encoded), text, trained) for text, trained in row.runs]
+            self.check_sayable([(ids, text) for ids, text, trained in runs if trained], row.where)
+            lengths = [len(ids) for ids, _, _ in runs]
+            ids = np.array([i for run, _, _ in runs for i in run], np.int32)
+            mask = np.repeat(np.array([trained for _, _, trained in runs], bool), lengths)
             if not mask.any():
                 raise RowError(
                     row.where, "no token to train on: the dialog has no assistant message"
                 )
             yield Datum(ids, mask, row.dialog.id, row.dialog.task_type)
+
+    def check_sayable(self, runs: list[tuple[list[int], str]], where: str) -> None:
+        """Trained text must come back from its ids: some tokenizers drop characters they have no
+        token for."""
+        decoded = self.tokenizer.backend_tokenizer.decode_batch(
+            [ids for ids, _ in runs], skip_special_tokens=False
+        )
+        for (_, text), said in zip(runs, decoded, strict=True):
+            wanted = self.unprotect(text)
+            if said != wanted:
+                at = next((i for i, (a, b) in enumerate(zip(wanted, said)) if a != b), len(said))  # noqa: B905
+                raise RowError(where, f"the tokenizer cannot write {wanted[at : at + 1]!r}")
 
 
 def hermes_template() -> str:

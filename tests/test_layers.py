@@ -1,0 +1,71 @@
+"""A file imports only from lower layers, and light commands import nothing heavy."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SRC = Path(__file__).parents[1] / "src" / "sharpen"
+LAYERS = (
+    ("types",),
+    ("config",),
+    ("records", "rows", "calls", "progress"),
+    ("render", "tools", "sandbox", "report", "web"),
+    ("models", "world"),
+    ("policy", "rewards", "envs", "merge"),
+    ("data", "rollout"),
+    ("agent",),
+    ("train",),
+    ("evals",),
+    ("serve",),
+    ("tune",),
+    ("pipeline",),
+    ("view",),
+    ("cli",),
+)
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+    return {name.split(".")[1] for name in found if name.startswith("sharpen.")}
+
+
+def test_imports_point_down():
+    wrong = []
+    for path in SRC.rglob("*.py"):
+        room = path.relative_to(SRC).parts[0].removesuffix(".py")
+        if room == "__init__":
+            continue
+        assert room in LEVEL, f"{room} has no layer"
+        for other in imports_of(path) - {room}:
+            if LEVEL[other] >= LEVEL[room]:
+                wrong.append(f"{path.relative_to(SRC)} imports {other}")
+    assert not wrong
+
+
+def test_every_public_name_is_lazy():
+    code = (
+        "import sys, sharpen, sharpen.cli.main; "
+        "heavy = {'torch', 'transformers', 'pydantic', 'numpy'} & set(sys.modules); "
+        "assert not heavy, heavy; sharpen.ToolCall; sharpen.tool"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_answers_quickly():
+    command = [sys.executable, "-m", "sharpen.cli.main", "--help"]
+    subprocess.run(command, check=True, capture_output=True)  # once, to write byte code
+    started = time.monotonic()
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "estimate" in done.stdout
+    assert time.monotonic() - started < 3  # under 1 s on a quiet machine
