@@ -19,6 +19,7 @@ VERBS = {
     "data": ("sharpen.cli.data:app", "Check, preview and measure dialogs."),
     "models": ("sharpen.cli.models:app", "Pull and list models."),
     "estimate": ("sharpen.cli.estimate:estimate", "Parameters, memory and time of a recipe."),
+    "merge": ("sharpen.cli.merge:app", "Merge models, adapters and task vectors."),
     "doctor": (
         "sharpen.cli.doctor:doctor",
         "What this machine has, what is missing, how to get it.",
