@@ -11,6 +11,11 @@ from typing import Any
 import yaml
 from pydantic import Field as Setting
 
+try:
+    from yaml import CSafeLoader as SafeLoader  # ten times as fast, where libyaml is there
+except ImportError:
+    from yaml import SafeLoader
+
 from sharpen.config import Config, ConfigError, one_line, parse_config
 from sharpen.types import Json, SharpenError, ToolSpec
 from sharpen.world import effects, operations
@@ -35,7 +40,7 @@ class DomainError(SharpenError):
         self.problems = problems
 
 
-class Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):
+class Loader(SafeLoader):  # pyright: ignore[reportGeneralTypeIssues]
     """YAML as writers mean it: only true/false are booleans, 09:30 is text, a key stands once."""
 
 
@@ -246,7 +251,8 @@ def load_tool(name: str, values: Json, entities: Entities, where: str) -> Tool:
         raise ConfigError(f"{where}: params: no pool {lost[0]!r}")
     shape = loaded.shape(entities) | dict.fromkeys(loaded.returns, "any")
     schema: Json = {"type": "object", "properties": {p.name: p.schema() for p in params}}
-    schema["required"] = [p.name for p in params if p.required]
+    required = [p.name for p in params if p.required]
+    schema |= {"required": required} if required else {}
     schema["additionalProperties"] = False
     spec = ToolSpec(name, loaded.about, schema)
     return Tool(name, entities.category, loaded, {p.name: p for p in params}, shape, spec)

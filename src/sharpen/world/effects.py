@@ -93,7 +93,7 @@ def make(call: Call, entity: Entity, values: Json) -> Json:
         elif field.calc is not None and not field.none:
             row[name] = field.coerce(field.calc(call.names(call.constants | row)))
         elif name != entity.key:
-            row[name] = field.default
+            row[name] = call.constants.get(str(field.default), field.default)  # today, now
     if row[entity.key] is None:
         row[entity.key] = call.tables.new_key(entity, row)
     elif call.tables.get(entity, row[entity.key]) is not None:

@@ -284,7 +284,10 @@ def failure(code: str, message: str) -> Json:
 
 
 def outcome_of(result: Json) -> str:
-    """`ok`, `empty` for a search that found nothing, or the error's code."""
+    """`ok`, `empty` for a search that found nothing, `partial` for a batch with refused rows, or
+    the error's code."""
     if "error" in result:
         return str(result["error"])
+    if result.get("refused"):
+        return "partial"
     return "empty" if result.get("count") == 0 else "ok"

@@ -79,7 +79,9 @@ class Expression:
         try:
             tree = ast.parse(self.source, mode="eval")
         except (SyntaxError, ValueError, RecursionError):
-            raise ValueError(f"not an expression: {self.source!r}") from None
+            cut = self.source.count("(") != self.source.count(")")
+            hint = " (YAML cuts at a comma inside {…}: quote the text)" if cut else ""
+            raise ValueError(f"not an expression: {self.source!r}{hint}") from None
         self.attributes: set[tuple[str, str]] = set()
         called: set[str] = set()
         for node in ast.walk(tree):

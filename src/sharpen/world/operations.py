@@ -361,7 +361,7 @@ class Figure:
             return None
         if self.how in ("lowest", "highest"):
             return (min if self.how == "lowest" else max)(values)
-        return round(sum(values) / len(values), 2)
+        return plain(round(sum(values) / len(values), 2))
 
 
 FigureText = Annotated[InstanceOf[Figure], BeforeValidator(Figure)]

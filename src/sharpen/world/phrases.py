@@ -59,4 +59,4 @@ def spoken(value: Any) -> str:
         return ", ".join(f"{k.replace('_', ' ')} {spoken(v)}" for k, v in value.items())
     if isinstance(value, float) and value == int(value):
         return str(int(value))
-    return str(value).replace("_", " ")
+    return str(value).removesuffix("_id").replace("_", " ")
