@@ -1,7 +1,7 @@
 """`sharpen data import`: a foreign file or folder → JSONL rows, bad records beside them.
 
-What is written can be read back: every row passes the reader before it goes to disk. Nothing is
-dropped: a record that is not converted is in the quarantine file with its place and the reason.
+What is written can be read back: a row of the wrong types never goes to disk. Nothing is dropped: a
+record that is not converted is in the quarantine file with its place and the reason.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from sharpen.data.check import noun_of, structure
+from sharpen.data.check import structure
 from sharpen.data.importers import Importer, Noun, find, load
 from sharpen.data.importers.reading import Record
 from sharpen.records import atomic_write, dump_row
 from sharpen.rows import dialog_to_row, preference_to_row, task_to_row
-from sharpen.types import Dialog, Json, Preference, RowError, SharpenError, Task
+from sharpen.types import Dialog, Json, Message, Preference, RowError, SharpenError, Task
 
 
 @dataclass(slots=True)
@@ -96,10 +96,33 @@ def named(noun: Noun, name: str, where: str, number: int) -> Noun:
 
 
 def line_of(noun: Noun, where: str) -> bytes:
-    row = row_of(noun)
-    if problems := structure(noun_of(row, where)):
+    if problems := misfits(noun) or structure(noun):
         raise RowError(where, problems[0])
-    return dump_row(row).encode("utf-8") + b"\n"
+    return dump_row(row_of(noun)).encode("utf-8") + b"\n"
+
+
+def misfits(noun: Noun) -> list[str]:
+    """Fields whose type the reader would refuse: a foreign record's values come through unseen."""
+    wanted: dict[str, type] = {"id": str, "metadata": dict}
+    if isinstance(noun, Task):
+        wanted |= {"instruction": str, "kind": str, "difficulty": str, "gold": dict}
+    wrong = [name for name, kind in wanted.items() if not isinstance(getattr(noun, name), kind)]
+    for message in messages_of(noun):
+        if not (
+            isinstance(message.content, str)
+            and isinstance(message.name, str)
+            and isinstance(message.tool_call_id, str)
+        ):
+            wrong.append(f"a message of the {message.role}")
+    if len({tool.name for tool in noun.tools}) < len(noun.tools):
+        return ["two tools have one name"]
+    return [f"{name}: of another type than it must be" for name in wrong]
+
+
+def messages_of(noun: Noun) -> tuple[Message, ...]:
+    if isinstance(noun, Preference):
+        return noun.prompt + noun.chosen + noun.rejected
+    return noun.messages if isinstance(noun, Dialog) else noun.context
 
 
 def row_of(noun: Noun) -> Json:

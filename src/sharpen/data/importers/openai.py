@@ -28,14 +28,14 @@ def message(value: Any, where: str) -> Message:
     role = ROLES.get(value.get("role"))
     if role is None:
         raise RowError(where, f"unknown role {value.get('role')!r}")
-    calls = [call_from(call, where) for call in value.get("tool_calls") or []]
+    content, calls = content_of(value.get("content"), where)
+    if role == "tool":
+        names = (value.get(key) or "" for key in ("name", "tool_call_id"))
+        return Message("tool", content, (), (), *names)
+    calls += [call_from(call, where) for call in value.get("tool_calls") or []]
     if value.get("function_call"):
         calls.append(call_from(value["function_call"], where))
-    content, more = content_of(value.get("content"), where)
-    name, call_id = (value.get(k) or "" for k in ("name", "tool_call_id"))
-    if role != "tool":
-        return Message(role, content, (*calls, *more))  # type: ignore[arg-type]
-    return Message("tool", content, name=name, tool_call_id=call_id)
+    return Message(role, content, tuple(calls))  # type: ignore[arg-type]
 
 
 def content_of(value: Any, where: str) -> tuple[str, list[ToolCall]]:

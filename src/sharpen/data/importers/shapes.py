@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import json
+import marshal
 import operator
 import random
 import re
@@ -28,6 +29,8 @@ GENERIC = re.compile(
     r"(list|array|arraylist|tuple|set|optional)\s*(?:\[|\(|<|\bof\b)\s*(.+?)[\])>]?$"
 )
 COMPOUND = ("$ref", "anyOf", "oneOf", "allOf")
+MAX_KNOWN = 20_000
+_known: dict[bytes, ToolSpec] = {}  # rows repeat their tools, and translating one is slow
 ARITHMETIC = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -118,6 +121,15 @@ def tools_from(value: Any, where: str) -> tuple[ToolSpec, ...]:
 
 
 def tool_from(value: Any, where: str) -> ToolSpec:
+    key = marshal.dumps(value)
+    if key not in _known:
+        if len(_known) >= MAX_KNOWN:
+            _known.clear()
+        _known[key] = new_tool(value, where)
+    return _known[key]
+
+
+def new_tool(value: Any, where: str) -> ToolSpec:
     if isinstance(value, str):
         value = parse_json(value, where, "tool")
     if not isinstance(value, dict):
@@ -134,8 +146,9 @@ def tool_from(value: Any, where: str) -> ToolSpec:
 def unique(tools: Iterable[ToolSpec], where: str) -> tuple[ToolSpec, ...]:
     kept: dict[str, ToolSpec] = {}
     for tool in tools:
-        if kept.setdefault(tool.name, tool) is not tool:
+        if tool.name in kept:
             raise RowError(where, f"two tools are called {tool.name!r}")
+        kept[tool.name] = tool
     return tuple(kept.values())
 
 
