@@ -21,8 +21,6 @@ _PUBLIC = {
     "LoRAConfig": "sharpen.models.load",
 }  # fmt: skip
 
-__all__ = sorted(_PUBLIC)
-
 
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
@@ -31,4 +29,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(_PUBLIC)

@@ -10,8 +10,13 @@ from typing import Annotated
 
 import typer
 
+from sharpen.cli.preview import preview
+
 app = typer.Typer(no_args_is_help=True, help="Check, preview and measure dialogs.")
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
+
+
+app.command()(preview)
 
 
 @app.command("import")

@@ -37,19 +37,25 @@ class LazyGroup(TyperGroup):
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in VERBS:
-            return None
-        if "--help" in sys.argv[1:2] or len(sys.argv) == 1:
-            return TyperCommand(cmd_name, help=VERBS[cmd_name][1])
-        module, name = VERBS[cmd_name][0].split(":")
-        found = getattr(importlib.import_module(module), name)
-        if not isinstance(found, typer.Typer):
-            single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-            single.command(name=cmd_name)(found)
-            found = single
-        command = get_command(found)
-        command.name = cmd_name
-        return command
+        """For the help page: the verb's line alone."""
+        return TyperCommand(cmd_name, help=VERBS[cmd_name][1]) if cmd_name in VERBS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in VERBS:
+            return args[0], load_verb(args[0]), args[1:]
+        return super().resolve_command(ctx, args)
+
+
+def load_verb(name: str) -> Any:
+    module, attribute = VERBS[name][0].split(":")
+    found = getattr(importlib.import_module(module), attribute)
+    if not isinstance(found, typer.Typer):
+        single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        single.command(name=name)(found)
+        found = single
+    command = get_command(found)
+    command.name = name
+    return command
 
 
 app = typer.Typer(

@@ -60,6 +60,8 @@ def load_model(config: ModelConfig) -> Any:
 
 
 def load_weights(folder: Path, config: ModelConfig) -> Any:
+    from safetensors import SafetensorError
+
     device = choose_device(config.device)
     settings: dict[str, Any] = {"dtype": choose_dtype(config.dtype, device)}
     if config.load_in_4bit or config.load_in_8bit:
@@ -69,7 +71,7 @@ def load_weights(folder: Path, config: ModelConfig) -> Any:
         model: Any = quiet_transformers().AutoModelForCausalLM.from_pretrained(
             folder, use_safetensors=True, trust_remote_code=config.trust_remote_code, **settings
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise SharpenError(f"{folder}: cannot be loaded: {one_line(error)}") from error
     if "device_map" not in settings:
         model = model.to(device)

@@ -1,0 +1,120 @@
+"""Intervals, the call reward, and evaluation: gold scores 1.0, an empty answer 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharpen.data.generate.starter import starter_dialogs, starter_task
+from sharpen.evals.evaluator import evaluate_turns
+from sharpen.evals.intervals import figure, wilson
+from sharpen.render import Renderer
+from sharpen.rewards.calls import CallReward, call_problems, equal_value, same_calls
+from sharpen.types import (
+    Dialog,
+    Message,
+    Sampling,
+    SharpenError,
+    ToolCall,
+    ToolSpec,
+    Turn,
+    UnparsedToolCall,
+)
+
+
+class Scripted:
+    """Answers by rendering and parsing a given message, as a model's answer would be."""
+
+    def __init__(self, tokenizer, answers: dict[str, Message]):
+        self.renderer, self.answers = Renderer(tokenizer), answers
+
+    def respond(self, dialogs: Sequence[Dialog], sampling: Sampling) -> list[Turn]:
+        turns = []
+        for dialog in dialogs:
+            full = Dialog((*dialog.messages, self.answers[dialog.id]), dialog.tools)
+            [datum] = list(self.renderer.render([full]))
+            ids = datum.ids[datum.mask].tolist()
+            turns.append(Turn(self.renderer.parse(ids), ids=tuple(ids)))
+        return turns
+
+
+def test_gold_is_right_and_empty_is_wrong(pico_tokenizer):
+    dialogs = starter_dialogs("test", 40)
+    tasks = [starter_task(d) for d in dialogs]
+    gold = Scripted(pico_tokenizer, {d.id: d.messages[1] for d in dialogs})
+    empty = Scripted(pico_tokenizer, {d.id: Message("assistant", "Hello.") for d in dialogs})
+    assert evaluate_turns(gold, tasks, CallReward(), Sampling()).figures["exact_call"].mean == 1.0
+    lost = evaluate_turns(empty, tasks, CallReward(), Sampling())
+    assert {m: lost.figures[m].mean for m in ("valid_call", "right_tool", "exact_call")} == {
+        "valid_call": 0.0, "right_tool": 0.0, "exact_call": 0.0
+    }  # fmt: skip
+    assert all(r["feedback"] == "no tool call" for r in lost.records)
+
+
+def test_a_random_choice_of_tool_is_near_chance(pico_tokenizer):
+    dialogs = starter_dialogs("test", 90)
+    answers = {
+        d.id: Message("assistant", "", (ToolCall(d.tools[i % 3].name, {}),))
+        for i, d in enumerate(dialogs)
+    }
+    found = evaluate_turns(
+        Scripted(pico_tokenizer, answers),
+        [starter_task(d) for d in dialogs],
+        CallReward(),
+        Sampling(),
+    )
+    rate = found.figures["right_tool"]
+    assert rate.low < 1 / 3 < rate.high and found.figures["valid_call"].mean == 0.0
+
+
+def test_no_tasks_is_an_error(pico_tokenizer):
+    with pytest.raises(SharpenError, match="no tasks"):
+        evaluate_turns(Scripted(pico_tokenizer, {}), [], CallReward(), Sampling())
+
+
+SPEC = ToolSpec(
+    "f", "", {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (Message("assistant", "", (ToolCall("f", {"x": 1}),)), None),
+        (Message("assistant", "text"), "no tool call"),
+        (Message("assistant", "", (ToolCall("g", {}),)), "'g' is not offered"),
+        (Message("assistant", "", (ToolCall("f", {}),)), "required"),
+        (Message("assistant", "", (), (UnparsedToolCall("{", "not JSON"),)), "broken call"),
+    ],
+)
+def test_call_problems(message, problem):
+    found = call_problems(message, [SPEC])
+    assert (not found) if problem is None else problem in found[0]
+
+
+def test_calls_compare_as_multisets():
+    a, b = ToolCall("f", {"x": 1}), ToolCall("f", {"x": 2})
+    assert same_calls([a, b], [b, a])
+    assert not same_calls([a, a], [a]) and not same_calls([a], [a, a]) and not same_calls([], [a])
+    assert equal_value(2, 2.0) and equal_value(" Paris", "paris ") and not equal_value(True, 1)
+    assert not equal_value("2", 2) and not equal_value({"a": 1}, {"a": 1, "b": None})
+
+
+def test_wilson_known_values():
+    low, high = wilson(0.5, 100)
+    assert math.isclose(low, 0.4038, abs_tol=1e-4) and math.isclose(high, 0.5962, abs_tol=1e-4)
+    assert wilson(0.0, 64)[0] == 0.0 and math.isclose(wilson(0.0, 64)[1], 0.0566, abs_tol=1e-4)
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0]) | st.floats(-5, 5), min_size=1, max_size=50))
+def test_figures_hold_their_mean(values):
+    found = figure(values)
+    assert (
+        found.low <= found.mean + 1e-9
+        and found.mean <= found.high + 1e-9
+        and found.count == len(values)
+    )
