@@ -59,10 +59,10 @@ def test_format_is_found_and_every_call_fits(name: str, tmp_path: Path) -> None:
     assert checked.rows == report.rows
 
 
-def test_every_format_loads_and_says_what_it_is() -> None:
+def test_every_format_loads() -> None:
     for name in FORMATS:
         importer = load(name)
-        assert importer.name == name and importer.summary
+        assert importer.name == name
 
 
 def test_openai(tmp_path: Path) -> None:

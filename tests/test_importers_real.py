@@ -27,7 +27,6 @@ FILES = [
     ("openai", "llamafactory_demo/v1_sft_demo.jsonl", 1.0),
     ("preference", "llamafactory_demo/v1_dpo_demo.jsonl", 1.0),
     ("alpaca", "rasbt_pref/instruction-data-with-preference.json", 0.99),
-    ("toolrl", "toolrl/rlla_4k_raw/rlla_sft.json", 0.99),
     ("bfcl", "bfcl/unused_datasets/question", 0.99),
     ("apibank", "apibank/lv1-lv2-samples", 0.99),
     ("sealtools", "sealtools/dev.jsonl", 1.0),
@@ -69,13 +68,12 @@ FILES = [
     ("sgd", "sgd_subset/train", 1.0),
     ("star", "star_subset/dialogues.jsonl.gz", 0.88),
     ("gorilla", "gorilla_apibench/apibench/torchhub_train.json", 1.0),
-    ("restbench", "restbench/datasets/spotify.json", 0.98),
     ("livemcp", "livemcp_tools/annotated_data/all_annotations.json", 1.0),
     ("llmcompiler", "llmcompiler/parallelqa_dataset.json", 1.0),
     ("llmcompiler", "llmcompiler/movie_recommendations_formatted.json", 1.0),
 ]
 # whose own calls fit their schemas, so that a complaint would be the importer's
-CLEAN = {"sgd", "taskbench", "metatool", "toolbench_queries", "openai", "worfbench", "restbench"}
+CLEAN = {"sgd", "taskbench", "metatool", "toolbench_queries", "openai", "worfbench"}
 
 
 def real(path: str) -> Path:

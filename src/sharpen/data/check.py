@@ -16,16 +16,7 @@ from typing import Any
 from sharpen.data.importers.reading import Record, read_records
 from sharpen.rows import dialog_from_row, preference_from_row, task_from_row, tool_from_wire
 from sharpen.tools import check_call, schema_problem
-from sharpen.types import (
-    Dialog,
-    Json,
-    Message,
-    Preference,
-    RowError,
-    Task,
-    ToolCall,
-    ToolSpec,
-)
+from sharpen.types import Dialog, Json, Message, Preference, RowError, Task, ToolCall, ToolSpec
 
 REFERENCE = re.compile(r"\$.+\$|API_call_\d+")  # an argument that stands for an earlier result
 MAX_KNOWN = 20_000

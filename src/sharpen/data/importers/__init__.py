@@ -20,43 +20,23 @@ from sharpen.types import Dialog, Preference, SharpenError, Task
 
 Noun = Dialog | Task | Preference
 
-# format → the module that holds it
-FORMATS = {
-    name: module
-    for module, names in {
-        "openai": "openai",
-        "sharegpt": "sharegpt",
-        "alpaca": "alpaca",
-        "hermes": "hermes",
-        "glaive": "glaive",
-        "preference": "preference kto",
-        "bfcl": "bfcl",
-        "apibank": "apibank",
-        "sealtools": "sealtools",
-        "metatool": "metatool",
-        "toolalpaca": "toolalpaca",
-        "toolbench": "toolbench toolbench_queries",
-        "sgd": "sgd",
-        "star": "star",
-        "timing": "in3 when2call",
-        "worfbench": "worfbench",
-        "nestful": "nestful",
-        "taskbench": "taskbench",
-        "tau": "tau_tasks tau_runs tau2_tasks tau2_runs",
-        "sql": "intercode_sql dbbench",
-        "qa": "hotpotqa llmcompiler",
-        "themis": "themis",
-        "math": "gsm8k aqua svamp",
-        "code": "mbpp humaneval",
-        "long_context": "longeval kv_retrieval",
-        "react": "react",
-        "toolrl": "toolrl",
-        "gorilla": "gorilla",
-        "restbench": "restbench",
-        "livemcp": "livemcp",
-    }.items()
-    for name in names.split()
+Rows = Iterator[Noun]
+
+FAMILIES = {  # modules that hold more than the format of their name
+    "preference": "preference kto",
+    "toolbench": "toolbench toolbench_queries",
+    "timing": "in3 when2call",
+    "tau": "tau_tasks tau_runs tau2_tasks tau2_runs",
+    "sql": "intercode_sql dbbench",
+    "qa": "hotpotqa llmcompiler",
+    "math": "gsm8k aqua svamp",
+    "code": "mbpp humaneval",
+    "long_context": "longeval kv_retrieval",
 }
+SINGLES = """openai sharegpt alpaca hermes glaive bfcl apibank sealtools metatool toolalpaca sgd
+star worfbench nestful taskbench themis react gorilla livemcp"""
+FORMATS = {name: name for name in SINGLES.split()}
+FORMATS |= {name: module for module, names in FAMILIES.items() for name in names.split()}
 
 
 def nothing(path: Path) -> None:
@@ -69,7 +49,6 @@ class Importer:
     `convert` gets it with every record."""
 
     name: str
-    summary: str
     detect: Callable[[Any], bool]
     convert: Callable[[Any, str, Any], Iterable[Noun]]
     read: Callable[[Path], Iterator[Record]] = read_records

@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-from sharpen.data.importers import Importer, Noun
+from sharpen.data.importers import Importer, Rows
 from sharpen.types import Dialog, Json, Message, Preference
 
 KNOWN = ("instruction", "input", "output", "system", "history", "chosen", "rejected")
 
 
-def convert(row: Json, where: str, side: Any) -> Iterator[Noun]:
+def convert(row: Json, where: str, side: None) -> Rows:
     messages = [Message("system", row["system"])] if row.get("system") else []
     for said, answered in row.get("history") or []:
         messages += [Message("user", said), Message("assistant", answered)]
@@ -26,9 +23,9 @@ def convert(row: Json, where: str, side: Any) -> Iterator[Noun]:
         yield Dialog((*messages, Message("assistant", row["output"])), metadata=rest)
 
 
-def detect(row: Any) -> bool:
+def detect(row: Json) -> bool:
     answered = "output" in row or "chosen" in row
     return answered and "**Available Tools**" not in row["instruction"] and "gold" not in row
 
 
-IMPORTERS = (Importer("alpaca", "instruction, input, output", detect, convert),)
+IMPORTERS = (Importer("alpaca", detect, convert),)

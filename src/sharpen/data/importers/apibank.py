@@ -9,9 +9,8 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from sharpen.data.importers import Importer
+from sharpen.data.importers import Importer, Rows
 from sharpen.data.importers.reading import Record, data_files, read_file
 from sharpen.data.importers.shapes import as_text, beside, joined, parameters
 from sharpen.types import Dialog, Json, Message, RowError, ToolCall, ToolSpec
@@ -46,7 +45,7 @@ def catalogue(path: Path) -> dict[str, ToolSpec]:
     return tools
 
 
-def convert(turns: list[Json], where: str, tools: dict[str, ToolSpec]) -> Iterator[Dialog]:
+def convert(turns: list[Json], where: str, tools: dict[str, ToolSpec]) -> Rows:
     messages, used = [], {}
     for turn in turns:
         if turn["role"] in ("User", "AI"):
@@ -68,8 +67,8 @@ def convert(turns: list[Json], where: str, tools: dict[str, ToolSpec]) -> Iterat
     yield Dialog(joined(messages), tuple(used.values()), id=stem)
 
 
-def detect(turns: Any) -> bool:
+def detect(turns: list[Json]) -> bool:
     return turns[0]["role"] in ("User", "AI") and "text" in turns[0]
 
 
-IMPORTERS = (Importer("apibank", "API-Bank dialogs", detect, convert, read, catalogue),)
+IMPORTERS = (Importer("apibank", detect, convert, read, catalogue),)

@@ -7,11 +7,10 @@ have an example response instead of a call, multi-turn rows one list of calls fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sharpen.data.importers import Importer, has
+from sharpen.data.importers import Importer, Rows, has
 from sharpen.data.importers.openai import messages as chat
 from sharpen.data.importers.reading import below, read_file
 from sharpen.data.importers.shapes import calls_to_gold, literal, python_call, tools_from
@@ -52,7 +51,7 @@ def gold_of(row: Json, where: str, found: dict[str, Any]) -> tuple[str, Json]:
     return "calls", {"calls": calls, "match": "allowed"}
 
 
-def convert(row: Json, where: str, found: dict[str, Any]) -> Iterator[Task]:
+def convert(row: Json, where: str, found: dict[str, Any]) -> Rows:
     turns = row["question"] if isinstance(row["question"][0], list) else [row["question"]]
     kind, gold = gold_of(row, where, found)
     first = chat(turns[0], where)
@@ -71,17 +70,8 @@ def convert(row: Json, where: str, found: dict[str, Any]) -> Iterator[Task]:
     )
 
 
-def detect(row: Any) -> bool:
+def detect(row: Json) -> bool:
     return has("id", "question")(row) and isinstance(row["question"], list)
 
 
-IMPORTERS = (
-    Importer(
-        "bfcl",
-        "Berkeley function calling",
-        detect,
-        convert,
-        below(r"^BFCL.*question|^BFCL"),
-        answers,
-    ),
-)
+IMPORTERS = (Importer("bfcl", detect, convert, below(r"^BFCL.*question|^BFCL"), answers),)

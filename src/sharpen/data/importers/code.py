@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-from sharpen.data.importers import Importer, has
+from sharpen.data.importers import Importer, Rows, has
 from sharpen.types import Json, RowError, Task
 
 
-def convert_mbpp(row: Json, where: str, side: Any) -> Iterator[Task]:
+def convert_mbpp(row: Json, where: str, side: None) -> Rows:
     tests = row["test_list"]
     if not tests:
         raise RowError(where, "test_list: empty")
@@ -20,7 +17,7 @@ def convert_mbpp(row: Json, where: str, side: Any) -> Iterator[Task]:
     yield Task(f"mbpp-{row['task_id']}", request, (), gold, "code", metadata=metadata)
 
 
-def convert_humaneval(row: Json, where: str, side: Any) -> Iterator[Task]:
+def convert_humaneval(row: Json, where: str, side: None) -> Rows:
     check = f"{row['test']}\ncheck({row['entry_point']})"
     gold = {"tests": [check], "setup": row["prompt"], "entry_point": row["entry_point"]}
     metadata = {"code": row["canonical_solution"]}
@@ -28,6 +25,6 @@ def convert_humaneval(row: Json, where: str, side: Any) -> Iterator[Task]:
 
 
 IMPORTERS = (
-    Importer("mbpp", "MBPP", has("task_id", "code", "test_list"), convert_mbpp),
-    Importer("humaneval", "HumanEval", has("task_id", "entry_point", "test"), convert_humaneval),
+    Importer("mbpp", has("task_id", "code", "test_list"), convert_mbpp),
+    Importer("humaneval", has("task_id", "entry_point", "test"), convert_humaneval),
 )

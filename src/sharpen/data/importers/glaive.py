@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from typing import Any
 
-from sharpen.data.importers import Importer, has
+from sharpen.data.importers import Importer, Rows, has
 from sharpen.data.importers.shapes import call_from, joined, tools_from
 from sharpen.types import Dialog, Json, Message, RowError
 
@@ -27,7 +25,7 @@ def functions(text: str) -> list[Json]:
     return found
 
 
-def convert(row: Json, where: str, side: Any) -> Iterator[Dialog]:
+def convert(row: Json, where: str, side: None) -> Rows:
     messages, name = [], ""
     parts = TURN.split(row["chat"])
     for speaker, body in zip(parts[1::2], parts[2::2], strict=True):
@@ -49,4 +47,4 @@ def convert(row: Json, where: str, side: Any) -> Iterator[Dialog]:
     yield Dialog(joined(messages), tools, metadata={})
 
 
-IMPORTERS = (Importer("glaive", "system and chat texts", has("system", "chat"), convert),)
+IMPORTERS = (Importer("glaive", has("system", "chat"), convert),)

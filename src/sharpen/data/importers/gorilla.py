@@ -4,10 +4,8 @@ catalogues without instructions and are not recognised."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
 
-from sharpen.data.importers import Importer, has
+from sharpen.data.importers import Importer, Rows, has
 from sharpen.types import Json, RowError, Task
 
 REQUEST = re.compile(
@@ -16,7 +14,7 @@ REQUEST = re.compile(
 )
 
 
-def convert(row: Json, where: str, side: Any) -> Iterator[Task]:
+def convert(row: Json, where: str, side: None) -> Rows:
     match = REQUEST.search(row["code"])
     if match is None:
         raise RowError(where, "code: no instruction in it")
@@ -26,4 +24,4 @@ def convert(row: Json, where: str, side: Any) -> Iterator[Task]:
     yield Task("", request, (), gold, "api_call", metadata=metadata)
 
 
-IMPORTERS = (Importer("gorilla", "library calls", has("code", "api_call", "api_data"), convert),)
+IMPORTERS = (Importer("gorilla", has("code", "api_call", "api_data"), convert),)

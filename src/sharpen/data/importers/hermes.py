@@ -6,9 +6,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
-from sharpen.data.importers import Importer
+from sharpen.data.importers import Importer, Rows
 from sharpen.data.importers.shapes import as_text, call_from, literal, tools_from
 from sharpen.data.importers.sharegpt import ROLES
 from sharpen.types import Dialog, Json, Message, RowError, ToolCall, ToolSpec
@@ -49,7 +48,7 @@ def results(text: str, pending: list[ToolCall]) -> Iterator[Message]:
         yield Message("tool", as_text(value["content"] if named else value), name=str(name))
 
 
-def convert(row: Json, where: str, side: Any) -> Iterator[Dialog]:
+def convert(row: Json, where: str, side: None) -> Rows:
     tools = tools_from(row.get("tools"), where)
     messages: list[Message] = []
     pending: list[ToolCall] = []
@@ -73,9 +72,9 @@ def convert(row: Json, where: str, side: Any) -> Iterator[Dialog]:
     yield Dialog(tuple(messages), tools, id=str(row.get("id") or ""), metadata=rest)
 
 
-def detect(row: Any) -> bool:
+def detect(row: Json) -> bool:
     texts = [t.get("value", t.get("content")) for t in row.get("conversations") or row["messages"]]
     return any("<tools>" in t or "<tool_call>" in t for t in texts if isinstance(t, str))
 
 
-IMPORTERS = (Importer("hermes", "calls as <tool_call> text", detect, convert),)
+IMPORTERS = (Importer("hermes", detect, convert),)

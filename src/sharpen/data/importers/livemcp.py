@@ -4,17 +4,15 @@ hold a run (`messages`) become dialogs with `metadata.task_success`."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
 
-from sharpen.data.importers import Importer, Noun, has
+from sharpen.data.importers import Importer, Rows, has
 from sharpen.data.importers.openai import messages
 from sharpen.types import Dialog, Json, Task
 
 TOOL = re.compile(r"^\s*\d+\.\s*(\S+)", re.M)
 
 
-def convert(row: Json, where: str, side: Any) -> Iterator[Noun]:
+def convert(row: Json, where: str, side: None) -> Rows:
     notes = row["Annotator Metadata"]
     metadata = {"category": row["category"], "steps": notes["Steps"]}
     if "messages" in row:
@@ -25,4 +23,4 @@ def convert(row: Json, where: str, side: Any) -> Iterator[Noun]:
         yield Task(row["task_id"], row["Question"], (), gold, "mcp", metadata=metadata)
 
 
-IMPORTERS = (Importer("livemcp", "MCP tasks", has("Question", "Annotator Metadata"), convert),)
+IMPORTERS = (Importer("livemcp", has("Question", "Annotator Metadata"), convert),)

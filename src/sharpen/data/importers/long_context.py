@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
 
-from sharpen.data.importers import Importer, has
+from sharpen.data.importers import Importer, Rows, has
 from sharpen.types import Json, RowError, Task
 
 
-def convert_longeval(row: Json, where: str, side: Any) -> Iterator[Task]:
+def convert_longeval(row: Json, where: str, side: None) -> Rows:
     metadata = {k: row[k] for k in ("num_lines", "token_size", "random_idx") if k in row}
     gold = {"answers": [str(row["expected_number"])]}
     yield Task("", row["prompt"], (), gold, "retrieval", metadata=metadata)
 
 
-def convert_kv(row: Json, where: str, side: Any) -> Iterator[Task]:
+def convert_kv(row: Json, where: str, side: None) -> Rows:
     records, key = row["ordered_kv_records"], row["key"]
     if [key, row["value"]] not in records:
         raise RowError(where, "the key is not among the records")
@@ -27,6 +25,6 @@ def convert_kv(row: Json, where: str, side: Any) -> Iterator[Task]:
 
 
 IMPORTERS = (
-    Importer("longeval", "line retrieval", has("prompt", "expected_number"), convert_longeval),
-    Importer("kv_retrieval", "key–value retrieval", has("ordered_kv_records", "key"), convert_kv),
+    Importer("longeval", has("prompt", "expected_number"), convert_longeval),
+    Importer("kv_retrieval", has("ordered_kv_records", "key"), convert_kv),
 )

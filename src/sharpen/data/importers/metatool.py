@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-from sharpen.data.importers import Importer, has
+from sharpen.data.importers import Importer, Rows, has
 from sharpen.data.importers.reading import below
 from sharpen.data.importers.shapes import beside, candidates
 from sharpen.records import read_json
@@ -18,7 +17,7 @@ def catalogue(path: Path) -> dict[str, ToolSpec]:
     return {name: ToolSpec(name, text) for name, text in described.items()}
 
 
-def convert(row: Json, where: str, tools: dict[str, ToolSpec]) -> Iterator[Task]:
+def convert(row: Json, where: str, tools: dict[str, ToolSpec]) -> Rows:
     name = row["Tool"]
     if name not in tools:
         raise RowError(where, f"no tool {name!r} in plugin_des.json")
@@ -26,13 +25,4 @@ def convert(row: Json, where: str, tools: dict[str, ToolSpec]) -> Iterator[Task]
     yield Task("", row["Query"], listed, {"tools": [name]}, "selection")
 
 
-IMPORTERS = (
-    Importer(
-        "metatool",
-        "a query and its tool",
-        has("Query", "Tool"),
-        convert,
-        below("query|clean"),
-        catalogue,
-    ),
-)
+IMPORTERS = (Importer("metatool", has("Query", "Tool"), convert, below("query|clean"), catalogue),)

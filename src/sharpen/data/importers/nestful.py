@@ -8,11 +8,9 @@ six in a hundred visible rows call a function that it does not list; `data check
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from sharpen.data.importers import Importer
+from sharpen.data.importers import Importer, Rows
 from sharpen.data.importers.reading import below, read_file
 from sharpen.data.importers.shapes import beside, candidates, parameters
 from sharpen.types import Json, Task, ToolSpec
@@ -33,7 +31,7 @@ def best(options: list[ToolSpec], arguments: Json) -> ToolSpec:
     return min(options, key=lambda t: len(set(arguments) - set(t.parameters.get("properties", {}))))
 
 
-def convert(row: Json, where: str, known: dict[str, list[ToolSpec]]) -> Iterator[Task]:
+def convert(row: Json, where: str, known: dict[str, list[ToolSpec]]) -> Rows:
     calls = [call for call in row["output"] if call["name"] != "var_result"]
     result = next((c["arguments"] for c in row["output"] if c["name"] == "var_result"), None)
     tools = {name: options[0] for name, options in known.items()}
@@ -44,8 +42,8 @@ def convert(row: Json, where: str, known: dict[str, list[ToolSpec]]) -> Iterator
     yield Task("", row["input"], chosen, {"calls": calls, "result": result}, "calls")
 
 
-def detect(row: Any) -> bool:
+def detect(row: Json) -> bool:
     return isinstance(row["input"], str) and "name" in row["output"][0]
 
 
-IMPORTERS = (Importer("nestful", "nested calls", detect, convert, below("data"), specs),)
+IMPORTERS = (Importer("nestful", detect, convert, below("data"), specs),)

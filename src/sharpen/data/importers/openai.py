@@ -6,10 +6,9 @@ with a `value`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from sharpen.data.importers import Importer
+from sharpen.data.importers import Importer, Rows
 from sharpen.data.importers.shapes import call_from, tools_from
 from sharpen.types import Dialog, Json, Message, RowError, ToolCall
 
@@ -61,7 +60,7 @@ def messages(value: Any, where: str) -> tuple[Message, ...]:
     return tuple(message(m, where) for m in value)
 
 
-def convert(row: Json, where: str, side: Any) -> Iterator[Dialog]:
+def convert(row: Json, where: str, side: None) -> Rows:
     tools = tools_from(row.get("tools") or row.get("functions"), where)
     rest = {k: v for k, v in row.items() if k not in KNOWN}
     yield Dialog(
@@ -73,9 +72,9 @@ def convert(row: Json, where: str, side: Any) -> Iterator[Dialog]:
     )
 
 
-def detect(row: Any) -> bool:
+def detect(row: Json) -> bool:
     first = row["messages"][0]
     return "role" in first and not {"label", "chosen_response", "Annotator Metadata"} & set(row)
 
 
-IMPORTERS = (Importer("openai", "chat messages with tools", detect, convert),)
+IMPORTERS = (Importer("openai", detect, convert),)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from sharpen.data.importers import Importer
+from sharpen.data.importers import Importer, Rows
 from sharpen.data.importers.openai import messages as chat
 from sharpen.data.importers.shapes import tools_from
 from sharpen.types import Dialog, Json, Message, Preference, RowError
@@ -20,7 +19,7 @@ def said(value: Any, role: Any, where: str) -> tuple[Message, ...]:
     return chat([value] if isinstance(value, dict) else value, where)
 
 
-def convert(row: Json, where: str, side: Any) -> Iterator[Preference]:
+def convert(row: Json, where: str, side: None) -> Rows:
     chosen = said(row.get("chosen", row.get("chosen_messages")), "assistant", where)
     rejected = said(row.get("rejected", row.get("rejected_messages")), "assistant", where)
     prompt = said(row["prompt"], "user", where) if row.get("prompt") else ()
@@ -45,7 +44,7 @@ def convert(row: Json, where: str, side: Any) -> Iterator[Preference]:
     )
 
 
-def convert_kto(row: Json, where: str, side: Any) -> Iterator[Dialog]:
+def convert_kto(row: Json, where: str, side: None) -> Rows:
     """An unpaired verdict is a dialog whose `metadata.label` says whether it is good."""
     if not isinstance(row["label"], bool):
         raise RowError(where, f"label: expected true or false, found {row['label']!r}")
@@ -59,18 +58,15 @@ def convert_kto(row: Json, where: str, side: Any) -> Iterator[Dialog]:
     yield Dialog(messages, tools_from(row.get("tools"), where), metadata=metadata)
 
 
-def detect(row: Any) -> bool:
+def detect(row: Json) -> bool:
     paired = {"chosen", "rejected"} <= set(row) or {"chosen_messages", "rejected_messages"} <= set(
         row
     )
     return paired and not {"instruction", "conversations"} & set(row)
 
 
-def detect_kto(row: Any) -> bool:
+def detect_kto(row: Json) -> bool:
     return isinstance(row["label"], bool) and ("messages" in row or "completion" in row)
 
 
-IMPORTERS = (
-    Importer("preference", "prompt, chosen, rejected", detect, convert),
-    Importer("kto", "a completion with a label", detect_kto, convert_kto),
-)
+IMPORTERS = (Importer("preference", detect, convert), Importer("kto", detect_kto, convert_kto))

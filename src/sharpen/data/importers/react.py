@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sharpen.data.importers import Importer
+from sharpen.data.importers import Importer, Rows
 from sharpen.data.importers.reading import Record, read_records
 from sharpen.data.importers.shapes import joined, literal
 from sharpen.types import Dialog, Json, Message, RowError, ToolCall, ToolSpec
@@ -77,7 +77,7 @@ def steps(text: str) -> list[tuple[str, str]]:
     return [(label, body.strip()) for label, body in zip(parts[1::2], parts[2::2], strict=True)]
 
 
-def convert(row: Json, where: str, side: Any) -> Iterator[Dialog]:
+def convert(row: Json, where: str, side: None) -> Rows:
     whole = row.get("text") or row["prompt"]
     header, mark, log = whole.rpartition("(END OF EXAMPLES)")
     header = header if mark else row.get("header", "")
@@ -116,9 +116,9 @@ def as_answer(value: Any) -> str:
     return value if isinstance(value, str) else next(iter(map(str, value.values())), "")
 
 
-def detect(row: Any) -> bool:
+def detect(row: Json) -> bool:
     text = row.get("text") or row["prompt"]
     return "Question:" in text and re.search(r"^Action *\d*:", text, re.M) is not None
 
 
-IMPORTERS = (Importer("react", "Thought, Action, Observation text", detect, convert, read),)
+IMPORTERS = (Importer("react", detect, convert, read),)

@@ -5,10 +5,9 @@ An argument `API_call_N` stands for an earlier call's response and is kept in th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-from sharpen.data.importers import Importer, has
+from sharpen.data.importers import Importer, Rows, has
 from sharpen.data.importers.reading import below, read_file
 from sharpen.data.importers.shapes import beside, candidates, parameters
 from sharpen.types import Json, RowError, Task, ToolSpec
@@ -26,7 +25,7 @@ def catalogue(path: Path) -> dict[str, ToolSpec]:
     }
 
 
-def convert(row: Json, where: str, tools: dict[str, ToolSpec]) -> Iterator[Task]:
+def convert(row: Json, where: str, tools: dict[str, ToolSpec]) -> Rows:
     calls = [
         {"name": c["api"], "arguments": c["parameters"], "responses": c.get("responses", [])}
         for c in row["calling"]
@@ -46,12 +45,5 @@ def convert(row: Json, where: str, tools: dict[str, ToolSpec]) -> Iterator[Task]
 
 
 IMPORTERS = (
-    Importer(
-        "sealtools",
-        "queries with calls",
-        has("query", "calling"),
-        convert,
-        below("dev|test|train"),
-        catalogue,
-    ),
+    Importer("sealtools", has("query", "calling"), convert, below("dev|test|train"), catalogue),
 )

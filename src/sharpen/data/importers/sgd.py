@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from sharpen.data.importers import Importer, has
+from sharpen.data.importers import Importer, Rows, has
 from sharpen.data.importers.reading import below
 from sharpen.data.importers.shapes import as_text, beside, joined
 from sharpen.records import read_json
@@ -35,7 +35,7 @@ def tools(service: Json) -> Iterator[ToolSpec]:
         yield ToolSpec(f"{service['service_name']}_{intent['name']}", intent["description"], shape)
 
 
-def convert(row: Json, where: str, known: Services) -> Iterator[Dialog]:
+def convert(row: Json, where: str, known: Services) -> Rows:
     messages, asks = [], 0
     for turn in row["turns"]:
         if turn["speaker"] == "USER":
@@ -56,12 +56,5 @@ def convert(row: Json, where: str, known: Services) -> Iterator[Dialog]:
 
 
 IMPORTERS = (
-    Importer(
-        "sgd",
-        "Schema-Guided Dialogue",
-        has("dialogue_id", "turns", "services"),
-        convert,
-        below("dialogues"),
-        services,
-    ),
+    Importer("sgd", has("dialogue_id", "turns", "services"), convert, below("dialogues"), services),
 )

@@ -6,10 +6,7 @@ A few rows of the Glaive demo answer a call that was never made; they are kept a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-from sharpen.data.importers import Importer, Noun
+from sharpen.data.importers import Importer, Rows
 from sharpen.data.importers.shapes import call_from, joined, literal, tools_from
 from sharpen.types import Dialog, Json, Message, Preference, RowError
 
@@ -42,7 +39,7 @@ def turn(value: Json, where: str) -> Message:
     return Message("assistant", "", tuple(call_from(call, where) for call in calls))
 
 
-def convert(row: Json, where: str, side: Any) -> Iterator[Noun]:
+def convert(row: Json, where: str, side: None) -> Rows:
     messages = [turn(t, where) for t in row["conversations"]]
     if row.get("system"):
         messages.insert(0, Message("system", row["system"]))
@@ -56,10 +53,10 @@ def convert(row: Json, where: str, side: Any) -> Iterator[Noun]:
         yield Dialog(joined(messages), tools, id=name, metadata=rest)
 
 
-def detect(row: Any) -> bool:
+def detect(row: Json) -> bool:
     turns = row["conversations"]
     tagged = any("<tools>" in t["value"] or "<tool_call>" in t["value"] for t in turns)
     return "value" in turns[0] and not tagged
 
 
-IMPORTERS = (Importer("sharegpt", "conversations with from and value", detect, convert),)
+IMPORTERS = (Importer("sharegpt", detect, convert),)

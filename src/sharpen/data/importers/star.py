@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sharpen.data.importers import Importer, has
+from sharpen.data.importers import Importer, Rows, has
 from sharpen.data.importers.reading import below
 from sharpen.data.importers.shapes import beside, joined, literal
 from sharpen.records import read_json
@@ -60,7 +59,7 @@ def argument(text: Any, spec: ToolSpec, name: str) -> Any:
     return text if bare else literal(text)  # codes such as 0314 are written without quotes
 
 
-def convert(row: Json, where: str, known: dict[str, ToolSpec]) -> Iterator[Dialog]:
+def convert(row: Json, where: str, known: dict[str, ToolSpec]) -> Rows:
     messages, names = [], [c["Task"] for c in row["Scenario"]["WizardCapabilities"]]
     for event in row["Events"]:
         who, action = event["Agent"], event["Action"]
@@ -89,6 +88,4 @@ def convert(row: Json, where: str, known: dict[str, ToolSpec]) -> Iterator[Dialo
     yield Dialog(joined(messages), tools, id=str(row["DialogueID"]), metadata=metadata)
 
 
-IMPORTERS = (
-    Importer("star", "wizard dialogs", has("Events", "Scenario"), convert, below("dialog"), apis),
-)
+IMPORTERS = (Importer("star", has("Events", "Scenario"), convert, below("dialog"), apis),)

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sharpen.data.importers import Importer
+from sharpen.data.importers import Importer, Rows
 from sharpen.data.importers.reading import below
 from sharpen.data.importers.shapes import beside, candidates, literal, properties
 from sharpen.records import read_json
@@ -36,7 +35,7 @@ def part(row: Json, name: str) -> Any:
     return literal(value) if isinstance(value, str) else value
 
 
-def convert(row: Json, where: str, tools: dict[str, ToolSpec]) -> Iterator[Task]:
+def convert(row: Json, where: str, tools: dict[str, ToolSpec]) -> Rows:
     nodes, links = part(row, "nodes"), part(row, "links")
     names = [node["task"] for node in nodes]
     if missing := [name for name in names if name not in tools]:
@@ -63,8 +62,8 @@ def convert(row: Json, where: str, tools: dict[str, ToolSpec]) -> Iterator[Task]
     )
 
 
-def detect(row: Any) -> bool:
+def detect(row: Json) -> bool:
     return "task_nodes" in row or "tool_nodes" in row
 
 
-IMPORTERS = (Importer("taskbench", "tool graphs", detect, convert, below(r"jsonl?$"), catalogue),)
+IMPORTERS = (Importer("taskbench", detect, convert, below(r"jsonl?$"), catalogue),)

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from sharpen.data.importers import Importer, has
+from sharpen.data.importers import Importer, Rows, has
 from sharpen.data.importers.openai import message
 from sharpen.data.importers.reading import Record, below, read_records
 from sharpen.data.importers.shapes import call_from, calls_to_gold, tools_from
 from sharpen.types import Dialog, Json, Message, RowError, Task
 
 
-def convert_task(row: Json, where: str, side: Any) -> Iterator[Task]:
+def convert_task(row: Json, where: str, side: None) -> Rows:
     actions = calls_to_gold(call_from(action, where) for action in row["actions"])
     gold = {"actions": actions, "outputs": row["outputs"]}
     metadata = {"user_id": row["user_id"], "simulated_user": True}
     yield Task("", row["instruction"], (), gold, "tau", metadata=metadata)
 
 
-def convert_run(row: Json, where: str, side: Any) -> Iterator[Dialog]:
+def convert_run(row: Json, where: str, side: None) -> Rows:
     if "messages_display" in row:
         raise RowError(where, "the text prints calls as None: import the JSON runs instead")
     metadata = {k: row[k] for k in ("task_id", "trial", "reward") if k in row}
@@ -43,7 +42,7 @@ def policy(path: Path) -> tuple[Message, ...]:
     return ()
 
 
-def convert_tau2(row: Json, where: str, context: tuple[Message, ...]) -> Iterator[Task]:
+def convert_tau2(row: Json, where: str, context: tuple[Message, ...]) -> Rows:
     told = row["user_scenario"]["instructions"]
     if isinstance(told, dict):
         parts = ("reason_for_call", "known_info", "unknown_info", "task_instructions")
@@ -65,7 +64,7 @@ def simulations(path: Path) -> Iterator[Record]:
             yield Record(f"{record.where}#{number}", run)
 
 
-def convert_tau2_run(row: Json, where: str, side: Any) -> Iterator[Dialog]:
+def convert_tau2_run(row: Json, where: str, side: None) -> Rows:
     """The assistant's side: what the simulated user does with its own tools is not shown to it."""
     users = {
         c["id"] for m in row["messages"] if m["role"] == "user" for c in m.get("tool_calls") or []
@@ -85,26 +84,19 @@ def convert_tau2_run(row: Json, where: str, side: Any) -> Iterator[Dialog]:
     yield Dialog(tuple(turns), id=str(row["id"]), metadata=metadata)
 
 
-def detect_run(row: Any) -> bool:
+def detect_run(row: Json) -> bool:
     return has("traj", "reward")(row) or has("messages_display")(row)
 
 
 IMPORTERS = (
-    Importer("tau_tasks", "tau-bench tasks", has("user_id", "actions", "outputs"), convert_task),
-    Importer("tau_runs", "tau-bench runs", detect_run, convert_run),
+    Importer("tau_tasks", has("user_id", "actions", "outputs"), convert_task),
+    Importer("tau_runs", detect_run, convert_run),
     Importer(
         "tau2_tasks",
-        "tau2 tasks",
         has("user_scenario", "evaluation_criteria"),
         convert_tau2,
         below("^tasks"),
         policy,
     ),
-    Importer(
-        "tau2_runs",
-        "tau2 simulations",
-        has("task_id", "reward_info", "messages"),
-        convert_tau2_run,
-        simulations,
-    ),
+    Importer("tau2_runs", has("task_id", "reward_info", "messages"), convert_tau2_run, simulations),
 )

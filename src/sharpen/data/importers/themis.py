@@ -3,14 +3,11 @@ apart."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-from sharpen.data.importers import Importer, has
+from sharpen.data.importers import Importer, Rows, has
 from sharpen.types import Json, Message, Preference
 
 
-def convert(row: Json, where: str, side: Any) -> Iterator[Preference]:
+def convert(row: Json, where: str, side: None) -> Rows:
     good, bad = row["pos_answer"], row["neg_answer"]
     yield Preference(
         (Message("user", row["question"]),),
@@ -27,4 +24,4 @@ def convert(row: Json, where: str, side: Any) -> Iterator[Preference]:
     )
 
 
-IMPORTERS = (Importer("themis", "pairs with tools", has("pos_answer", "neg_answer"), convert),)
+IMPORTERS = (Importer("themis", has("pos_answer", "neg_answer"), convert),)

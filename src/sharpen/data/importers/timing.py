@@ -3,10 +3,7 @@ say that it cannot be done). Gold is `{"decision": …}`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-from sharpen.data.importers import Importer, Noun, has
+from sharpen.data.importers import Importer, Rows, has
 from sharpen.data.importers.openai import messages
 from sharpen.data.importers.shapes import tools_from
 from sharpen.types import Json, Preference, RowError, Task
@@ -19,7 +16,7 @@ DECISIONS = {
 }
 
 
-def convert_in3(row: Json, where: str, side: Any) -> Iterator[Task]:
+def convert_in3(row: Json, where: str, side: None) -> Rows:
     if not isinstance(row["vague"], bool):
         raise RowError(where, f"vague: expected true or false, found {row['vague']!r}")
     gold = {"decision": "ask" if row["vague"] else "act", "missing": row["missing_details"]}
@@ -27,7 +24,7 @@ def convert_in3(row: Json, where: str, side: Any) -> Iterator[Task]:
     yield Task("", row["task"], (), gold, "timing", metadata=metadata)
 
 
-def convert_when2call(row: Json, where: str, side: Any) -> Iterator[Noun]:
+def convert_when2call(row: Json, where: str, side: None) -> Rows:
     tools = tools_from(row["tools"], where)
     if "chosen_response" in row:
         pair = (messages([row[key]], where) for key in ("chosen_response", "rejected_response"))
@@ -41,11 +38,11 @@ def convert_when2call(row: Json, where: str, side: Any) -> Iterator[Noun]:
     yield Task(str(row.get("uuid", "")), row["question"], tools, gold, "timing", metadata=metadata)
 
 
-def detect_when2call(row: Any) -> bool:
+def detect_when2call(row: Json) -> bool:
     return has("correct_answer", "answers", "tools")(row) or has("chosen_response")(row)
 
 
 IMPORTERS = (
-    Importer("in3", "vague tasks", has("task", "vague", "missing_details"), convert_in3),
-    Importer("when2call", "call, ask or answer", detect_when2call, convert_when2call),
+    Importer("in3", has("task", "vague", "missing_details"), convert_in3),
+    Importer("when2call", detect_when2call, convert_when2call),
 )

@@ -11,9 +11,8 @@ import re
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
-from sharpen.data.importers import Importer, Noun, has
+from sharpen.data.importers import Importer, Rows, has
 from sharpen.data.importers.reading import Record, read_records
 from sharpen.data.importers.shapes import call_from, calls_to_gold, literal, parameters
 from sharpen.types import Dialog, Json, Message, Task, ToolSpec
@@ -40,7 +39,7 @@ def tool(name: str, text: str) -> ToolSpec:
     return ToolSpec(name, text.split("\nParameters:")[0].strip(), parameters(fields))
 
 
-def convert(value: Json, where: str, side: Any) -> Iterator[Noun]:
+def convert(value: Json, where: str, side: None) -> Rows:
     api, case = value["api"], value["case"]
     described = api["Function_Description"].items()
     tools = tuple(tool(name, text) for name, text in described if name != "components")
@@ -64,4 +63,4 @@ def convert(value: Json, where: str, side: Any) -> Iterator[Noun]:
     yield Dialog(tuple(messages), tools, id=row_id, metadata=metadata)
 
 
-IMPORTERS = (Importer("toolalpaca", "APIs with runs", has("api", "case"), convert, read),)
+IMPORTERS = (Importer("toolalpaca", has("api", "case"), convert, read),)

@@ -7,11 +7,9 @@ there is no dialog in it; the loss is theirs, 13% of the visible trees.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from sharpen.data.importers import Importer, has
+from sharpen.data.importers import Importer, Rows, has
 from sharpen.data.importers.openai import message
 from sharpen.data.importers.reading import below
 from sharpen.data.importers.shapes import properties, tools_from, unique
@@ -20,7 +18,7 @@ from sharpen.types import Dialog, Json, RowError, Task, ToolSpec
 INTRODUCTION = re.compile(r"\n?Begin!\n?$")
 
 
-def convert(tree: Json, where: str, side: Any) -> Iterator[Dialog]:
+def convert(tree: Json, where: str, side: None) -> Rows:
     found = tree["answer_generation"]
     if not found.get("train_messages"):
         raise RowError(where, "the search found no valid path")
@@ -36,7 +34,7 @@ def api_name(tool: str, api: str) -> str:
     return "_for_".join(words)[-64:]
 
 
-def convert_query(row: Json, where: str, side: Any) -> Iterator[Task]:
+def convert_query(row: Json, where: str, side: None) -> Rows:
     tools = []
     for api in row.get("api_list") or []:
         required, optional = (api.get(f"{k}_parameters") or [] for k in ("required", "optional"))
@@ -52,12 +50,6 @@ def convert_query(row: Json, where: str, side: Any) -> Iterator[Task]:
 
 
 IMPORTERS = (
-    Importer(
-        "toolbench",
-        "search trees",
-        has("answer_generation", "tree"),
-        convert,
-        below(r"^\d+_.*\.json"),
-    ),
-    Importer("toolbench_queries", "queries with APIs", has("query", "query_id"), convert_query),
+    Importer("toolbench", has("answer_generation", "tree"), convert, below(r"^\d+_.*\.json")),
+    Importer("toolbench_queries", has("query", "query_id"), convert_query),
 )

@@ -7,10 +7,8 @@ whose text names no edge, or an unknown node, are kept apart.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
 
-from sharpen.data.importers import Importer
+from sharpen.data.importers import Importer, Rows
 from sharpen.data.importers.openai import messages
 from sharpen.data.importers.shapes import literal, parameters
 from sharpen.types import Json, RowError, Task, ToolSpec
@@ -34,7 +32,7 @@ def graph(text: str, where: str) -> Json:
     }
 
 
-def convert(row: Json, where: str, side: Any) -> Iterator[Task]:
+def convert(row: Json, where: str, side: None) -> Rows:
     *context, request, answer = messages(row["conversations"], where)
     match = LISTED.search(request.content)
     apis = literal(match[1]) if match else []
@@ -53,8 +51,8 @@ def convert(row: Json, where: str, side: Any) -> Iterator[Task]:
     )
 
 
-def detect(row: Any) -> bool:
+def detect(row: Json) -> bool:
     return "content" in row["conversations"][0] and row["target"] == "graph"
 
 
-IMPORTERS = (Importer("worfbench", "workflow graphs", detect, convert),)
+IMPORTERS = (Importer("worfbench", detect, convert),)
