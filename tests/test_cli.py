@@ -57,16 +57,15 @@ def test_run_and_preview(sharpen, tmp_path, pico_folder):
 
 def test_preview_names_what_is_wrong(sharpen, tmp_path, pico_folder):
     file = tmp_path / "x.jsonl"
-    file.write_text(json.dumps(ROW) + '\n{"messages": [{"role": "user", "content": "hi"}]}\n{"mess')
+    untrained = '{"messages": [{"role": "user", "content": "hi"}]}'
+    file.write_text('{"mess\n' + json.dumps(ROW) + "\n" + untrained + "\n")
     model = ["--model", str(pico_folder)]
-    assert sharpen("data", "preview", str(file), *model)[0] == 0
+    code, _, err = sharpen("data", "preview", str(file), *model)
+    assert code == 0 and "passed over" in err and "x.jsonl:1: not JSON" in err
     code, _, err = sharpen("data", "preview", str(file), "--row", "2", *model)
     assert code == 2 and "no token to train on" in err
-    code, _, err = sharpen("data", "preview", str(file), "--row", "3", *model)
-    assert code == 2 and "x.jsonl:3: not JSON" in err
-    file.write_text(json.dumps(ROW))
     code, _, err = sharpen("data", "preview", str(file), "--row", "9", *model)
-    assert code == 2 and "has no row 9" in err
+    assert code == 2 and "has no readable row 9" in err
 
 
 def test_models_json(sharpen, tmp_path, monkeypatch):

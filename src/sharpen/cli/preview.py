@@ -4,6 +4,7 @@ marked."""
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -33,9 +34,13 @@ def preview(
     from sharpen.rows import dialog_from_row
     from sharpen.types import SharpenError
 
-    found = next(islice(read_jsonl(file), row - 1, None), None)
+    bad: list[str] = []
+    rows = read_jsonl(file, on_bad=lambda error, raw: bad.append(str(error)))
+    found = next(islice(rows, row - 1, None), None)
+    for problem in bad:
+        print(f"passed over {problem}", file=sys.stderr)
     if found is None:
-        raise SharpenError(f"{file}: has no row {row}")
+        raise SharpenError(f"{file}: has no readable row {row}")
     tokenizer = load_tokenizer(model)
     datum = next(Renderer(tokenizer, template).render([dialog_from_row(found.value, found.where)]))
     console = Console(highlight=False, soft_wrap=True)
