@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -41,6 +41,11 @@ class Faults:
     rate_limit: float = 0.0
     seed: int = 0
     at: Mapping[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        wrong = [kind for kind in self.at.values() if kind not in FAULTS]
+        if wrong:
+            raise SharpenError(f"faults: expected {' or '.join(FAULTS)}, found {wrong[0]!r}")
 
     def kind(self, number: int) -> str:
         if number in self.at:
@@ -95,6 +100,8 @@ class World:
         family: Family = "train",
         faults: Faults | None = None,
     ) -> Episode:
+        if family not in TODAY:
+            raise SharpenError(f"family: expected {', '.join(TODAY)}, found {family!r}")
         domains = [self.domain(c) for c in (categories or self.files)]
         return Episode(domains, seed, family, faults or Faults())
 
@@ -127,11 +134,16 @@ class Episode:
                 return domain.tools[name]
         return None
 
-    def call(self, call: ToolCall) -> Json:
-        """Execute one call. Whatever is wrong with it is the answer, never an exception."""
+    def tools(self) -> Iterator[Tool]:
+        for domain in self.domains.values():
+            yield from domain.tools.values()
+
+    def call(self, call: ToolCall, offered: Container[str] | None = None) -> Json:
+        """Execute one call, of the tools on offer. Whatever is wrong with it is the answer, never
+        an exception."""
         fault, self.calls = self.faults.kind(self.calls), self.calls + 1
         tool = self.tool(call.name)
-        if tool is None:
+        if tool is None or (offered is not None and call.name not in offered):
             return failure("unknown_tool", f"there is no tool {call.name!r}")
         problems = check_call(call, tool.spec)
         if problems:

@@ -113,8 +113,8 @@ class Operation(Config):
 
     def key_param(self, entities: Entities, name: str = "", **settings: Any) -> Param:
         entity = entities[self.entity]
-        about = self.params[name].about if name in self.params else entity.fields[entity.key].about
-        kind = Field(kind="ref", spec=self.entity, about=about)
+        said = self.params.get(name) or entity.fields[entity.key]
+        kind = Field(kind="ref", spec=self.entity, about=said.about, question=said.question)
         return Param(name or entity.key, kind, **settings)
 
     def param(self, entities: Entities, named: Named, *homes: str) -> Param:
@@ -196,6 +196,7 @@ class Selecting(Operation):
             name, about = condition.param.name, fields[condition.field].about
             about = f"{LIMITS[condition.op]} the {about}" if condition.op in LIMITS else about
             kind = {"about": about, "none": 0.0, "calc": None, "default": None}
+            kind |= {"question": ""} if condition.op in LIMITS else {}
             base = fields[condition.field]
             if condition.field == entities[self.entity].key:
                 base = reference(entities[self.entity])

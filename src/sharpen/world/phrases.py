@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sharpen.types import SharpenError
+
+if TYPE_CHECKING:
+    from sharpen.world.domain import Tool
 
 SLOT = re.compile(r"\{([\w.*]+)\}")
 
@@ -60,3 +63,14 @@ def spoken(value: Any) -> str:
     if isinstance(value, float) and value == int(value):
         return str(int(value))
     return str(value).removesuffix("_id").replace("_", " ")
+
+
+def missing_question(tool: Tool, parameter: str) -> str:
+    """What the assistant asks when a request leaves this parameter out."""
+    param = tool.params[parameter]
+    about = param.field.about
+    if param.field.question:
+        return param.field.question
+    if about.split()[0] in ("what", "when", "where", "whether", "which", "who", "how", "why"):
+        return f"Could you tell me {about}?"
+    return f"What is the {about}{' of each' if param.many else ''}?"
