@@ -149,6 +149,24 @@ def test_bad_record_is_quarantined_on_import(name: str, tmp_path: Path) -> None:
         assert any(problems for _, problems in check_rows(out, CheckReport("")))
 
 
+@pytest.mark.parametrize("depth", [50, 400, 990, 1500, 4000])
+def test_any_depth_is_survived(depth: int, tmp_path: Path) -> None:
+    """How deep JSON may nest differs between Python versions; no depth may end the program."""
+    file = tmp_path / "rows.jsonl"
+    deep = '{"properties": {"a": ' * depth + "{}" + "}}" * depth
+    tool = f'{{"type": "function", "function": {{"name": "find", "parameters": {deep}}}}}'
+    nested = "[" * depth + "]" * depth
+    call = f'{{"function": {{"name": "find", "arguments": {{"name": {nested}}}}}}}'
+    row = '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", '
+    file.write_text(f'{row}"tool_calls": [{call}]}}], "tools": [{tool}]}}\n')
+    report = CheckReport(str(file))
+    assert all(isinstance(p, str) for _, found in check_rows(file, report) for p in found)
+    assert report.rows == 1
+    assert import_file("openai", file, tmp_path / "out.jsonl").read == 1
+    assert compare([file])["rows"][str(file)] <= 1
+    assert measure(file)["counts"]["rows"] == 1
+
+
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     monkeypatch.setattr(sys, "argv", ["sharpen", *map(str, arguments)])
     try:

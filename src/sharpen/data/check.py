@@ -156,7 +156,10 @@ def refers(value: Any) -> bool:
 
 
 def known_problem(parameters: Json) -> str | None:
-    key = marshal.dumps(parameters)
+    try:
+        key = marshal.dumps(parameters)
+    except ValueError:
+        return "nested too deeply"
     if key not in _known:
         if len(_known) >= MAX_KNOWN:
             _known.clear()

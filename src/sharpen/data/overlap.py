@@ -64,7 +64,7 @@ def read_split(path: Path, numbers: dict[str, int]) -> Split:
             if isinstance(noun, ToolSpec):
                 continue
             values = leaves([call.arguments for call in calls_of(noun)])
-        except RowError:
+        except (RowError, RecursionError):
             continue
         said = said_by_user(noun)
         if not said:

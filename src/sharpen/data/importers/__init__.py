@@ -89,10 +89,6 @@ def recognised(importer: Importer, value: Any) -> bool:
         return False  # it looked for something that another format does not have
 
 
-def has(*keys: str, without: Iterable[str] = ()) -> Callable[[Any], bool]:
-    """A detector: an object with these keys and none of those."""
-    return lambda value: (
-        isinstance(value, dict)
-        and all(key in value for key in keys)
-        and not any(key in value for key in without)
-    )
+def has(*keys: str) -> Callable[[Any], bool]:
+    """A detector: an object with these keys."""
+    return lambda value: isinstance(value, dict) and all(key in value for key in keys)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from sharpen.data.importers import Importer, Rows
+from sharpen.data.importers import Importer, Rows, has
 from sharpen.data.importers.reading import Record, data_files, read_file
 from sharpen.data.importers.shapes import as_text, beside, joined, parameters
 from sharpen.types import Dialog, Json, Message, RowError, ToolCall, ToolSpec
@@ -23,7 +23,12 @@ def read(path: Path) -> Iterator[Record]:
     for file in data_files(path):
         if path.is_dir() and file.suffix != ".jsonl":
             continue
-        records = list(read_file(file))
+        found = read_file(file)
+        first = next(found, None)
+        if first and not first.problem and not has("role")(first.value):
+            yield Record(first.where, problem="not a turn of an API-Bank dialog")
+            continue
+        records = [first, *found] if first else []
         bad = next((r for r in records if r.problem), None)
         turns = [r.value for r in records]
         problem = f"line {bad.where.rsplit(':', 1)[1]}: {bad.problem}" if bad else ""

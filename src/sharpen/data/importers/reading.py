@@ -61,7 +61,8 @@ def data_files(path: Path) -> list[Path]:
     found = [f for f in path.rglob("*") if f.name.removesuffix(".gz").endswith(SUFFIXES)]
     if not found:
         raise SharpenError(f"{path}: no data file below this folder")
-    return sorted(f for f in found if f.is_file() and not f.name.startswith("."))
+    hidden = (f for f in found if f.name.startswith(".") or ".quarantine." in f.name)
+    return sorted({f for f in found if f.is_file()} - set(hidden))
 
 
 def read_file(path: Path) -> Iterator[Record]:
