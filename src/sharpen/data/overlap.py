@@ -49,8 +49,7 @@ class Split:
     verbatim: array[int] = field(default_factory=lambda: array("q"))
     masked: array[int] = field(default_factory=lambda: array("q"))
     grams: array[int] = field(default_factory=lambda: array("q"))
-    words: list[array[int]] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)
+    words: dict[bytes, str] = field(default_factory=dict)  # each set of words once, and where
 
 
 def read_split(path: Path, numbers: dict[str, int]) -> Split:
@@ -70,7 +69,6 @@ def read_split(path: Path, numbers: dict[str, int]) -> Split:
         if not said:
             continue
         split.rows += 1
-        split.places.append(record.where.rsplit(":", 1)[-1])
         tokens = WORD.findall(said[0].lower())
         hidden = mask(said[0], values)
         split.verbatim.append(hash(" ".join(tokens)))
@@ -80,7 +78,8 @@ def read_split(path: Path, numbers: dict[str, int]) -> Split:
             for at in range(len(spoken) - GRAM + 1):
                 split.grams.append(hash(" ".join(spoken[at : at + GRAM])))
         content = {w for w in WORD.findall(hidden.lower()) if w not in STOP and w != "value"}
-        split.words.append(array("I", sorted(numbers.setdefault(w, len(numbers)) for w in content)))
+        row = array("I", sorted(numbers.setdefault(w, len(numbers)) for w in content))
+        split.words.setdefault(row.tobytes(), record.where)
     return split
 
 
@@ -113,11 +112,11 @@ def compare(paths: Sequence[Path]) -> Json:
     """Every pair of splits, and how distinct each is in itself."""
     numbers: dict[str, int] = {}
     splits = [read_split(path, numbers) for path in paths]
-    rarity = Counter(word for split in splits for row in split.words for word in row)
+    rarity = Counter(word for split in splits for row in split.words for word in array("I", row))
     pairs = []
     for index, a in enumerate(splits):
         for b in splits[index + 1 :]:
-            share, where = closest(a, b, rarity)
+            share, where, copies = closest(a, b, rarity)
             pairs.append(
                 {
                     "splits": [a.path, b.path],
@@ -125,6 +124,7 @@ def compare(paths: Sequence[Path]) -> Json:
                     "grams": shared(a.grams, b.grams),
                     "word_overlap": round(share, 4),
                     "closest": where,
+                    "near_copies": copies,
                 }
             )
     every = np.concatenate([np.frombuffer(s.masked, np.int64) for s in splits if s.rows] or [[]])
@@ -145,7 +145,8 @@ def leaks_in(found: Json) -> list[str]:
         if pair["verbatim"] or pair["grams"]:
             leaks.append(f"{names} share {pair['verbatim']} texts, {pair['grams']} 13-grams")
         if pair["word_overlap"] > MAX_OVERLAP:
-            leaks.append(f"{names} share {pair['word_overlap']:.0%} of their words in two rows")
+            share, copies = f"{pair['word_overlap']:.0%}", pair["near_copies"]
+            leaks.append(f"{names} share up to {share} of their words in {copies} rows")
     if found["distinct"]["all"] < MIN_DISTINCT:
         leaks.append(f"only {found['distinct']['all']:.1%} of the rows are distinct")
     return leaks
@@ -156,36 +157,36 @@ def shared(a: array[int], b: array[int]) -> int:
     return len(np.intersect1d(np.frombuffer(a, np.int64), np.frombuffer(b, np.int64)))
 
 
-def closest(a: Split, b: Split, rarity: Counter[int]) -> tuple[float, list[str]]:
-    """The highest share of words (intersection over union) that a row of `b` has with one of `a`.
+def closest(a: Split, b: Split, rarity: Counter[int]) -> tuple[float, list[str], int]:
+    """The highest share of words (intersection over union) that a row of `b` has with one of `a`,
+    the two rows, and how many different rows of `b` are over `MAX_OVERLAP`.
 
-    Exact without comparing all pairs: two rows whose share beats the best so far must have one of
-    a few of the row's rarest words in common, so only rows with those words are looked at.
+    Exact without comparing all pairs: two rows whose share beats a bound must have one of a few of
+    the row's rarest words in common, so only rows with those words are looked at.
     """
-    rows_with: dict[int, list[int]] = {}
-    for number, words in enumerate(a.words):
-        for word in words:
-            rows_with.setdefault(word, []).append(number)
-    sets: dict[int, frozenset[int]] = {}
-    best, where = 0.0, ["", ""]
-    for number, words in enumerate(b.words):
-        mine = frozenset(words)
-        for other in candidates(words, best, rarity, rows_with):
-            if other not in sets:
-                sets = {} if len(sets) > 200_000 else sets
-                sets[other] = frozenset(a.words[other])
-            theirs = sets[other]
-            common = len(mine & theirs)
-            share = common / (len(mine) + len(theirs) - common)
+    rows_with: dict[int, array[int]] = {}
+    theirs = list(a.words)
+    for number, row in enumerate(theirs):
+        for word in array("I", row):
+            rows_with.setdefault(word, array("I")).append(number)
+    best, where, copies = 0.0, ["", ""], 0
+    for row, place in b.words.items():
+        words = array("I", row)
+        mine, highest = frozenset(words), 0.0
+        for other in candidates(words, min(best, MAX_OVERLAP), rarity, rows_with):
+            common = len(mine.intersection(array("I", theirs[other])))
+            share = common / (len(mine) + len(theirs[other]) // words.itemsize - common)
+            highest = max(highest, share)
             if share > best:
-                best, where = share, [f"{a.path}:{a.places[other]}", f"{b.path}:{b.places[number]}"]
-    return best, where
+                best, where = share, [a.words[theirs[other]], place]
+        copies += highest > MAX_OVERLAP
+    return best, where, copies
 
 
 def candidates(
-    words: array[int], best: float, rarity: Counter[int], rows_with: dict[int, list[int]]
+    words: array[int], bound: float, rarity: Counter[int], rows_with: dict[int, array[int]]
 ) -> Iterator[int]:
-    needed = math.floor(best * len(words)) + 1  # this many words at least must be shared to beat it
+    needed = math.floor(bound * len(words)) + 1  # at least so many words in common, to beat it
     rarest = sorted(words, key=lambda word: rarity[word])[: max(0, len(words) - needed + 1)]
     seen: set[int] = set()
     for word in rarest:

@@ -10,7 +10,7 @@ from sharpen.data.importers import Importer, Rows, has
 from sharpen.data.importers.shapes import call_from, joined, tools_from
 from sharpen.types import Dialog, Json, Message, RowError
 
-TURN = re.compile(r"(?:^|\n|\s)(USER|ASSISTANT|FUNCTION RESPONSE): ?")
+TURN = re.compile(r"^\s*(USER|ASSISTANT|FUNCTION RESPONSE): ?", re.M)
 CALL = re.compile(r"<functioncall>\s*(.*)", re.S)
 ARGUMENTS = re.compile(r"""("arguments":\s*)'(.*)'(\s*\})""", re.S)
 

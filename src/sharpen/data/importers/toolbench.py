@@ -15,8 +15,6 @@ from sharpen.data.importers.reading import below
 from sharpen.data.importers.shapes import properties, tools_from, unique
 from sharpen.types import Dialog, Json, RowError, Task, ToolSpec
 
-INTRODUCTION = re.compile(r"\n?Begin!\n?$")
-
 
 def convert(tree: Json, where: str, side: None) -> Rows:
     found = tree["answer_generation"]
