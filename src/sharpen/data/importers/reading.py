@@ -16,6 +16,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -102,42 +103,30 @@ def text_record(file: IO[bytes], path: Path) -> Record:
 
 def line_records(file: IO[bytes], path: Path, name: str) -> Iterator[Record]:
     """JSONL; a `.json` file whose first line is not complete is one document over many lines."""
+    lines = bounded_lines(file)
     if name.endswith(".json"):
-        first = file.readline(MAX_LINE_BYTES)
-        record = line_record(first.removeprefix(b"\xef\xbb\xbf"), f"{path}:1")
-        if record.problem:
+        first = next(lines, None) or b""
+        if line_record(first, "").problem:
             whole = first + file.read(MAX_DOCUMENT)
-            record = line_record(whole.removeprefix(b"\xef\xbb\xbf"), f"{path}:1")
+            record = line_record(whole, f"{path}:1")
             if not record.problem:
                 yield record
                 return
-            file = io.BytesIO(whole)
+            lines = bounded_lines(io.BytesIO(whole))
         else:
-            file = Joined(first, file)  # type: ignore[assignment]
-    for number, raw in enumerate(bounded_lines(file), 1):
+            lines = chain([first], lines)
+    for number, raw in enumerate(lines, 1):
         if raw is None:
             yield Record(f"{path}:{number}", problem=f"line over {MAX_LINE_BYTES >> 20} MiB")
         elif raw.strip():
-            raw = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
             yield line_record(raw, f"{path}:{number}")
 
 
 def line_record(raw: bytes, where: str) -> Record:
     try:
-        return Record(where, parse_row(raw, where))
+        return Record(where, parse_row(raw.removeprefix(b"\xef\xbb\xbf"), where))
     except RowError as error:
         return Record(where, raw=raw, problem=error.reason)
-
-
-class Joined:
-    """A file whose first line was already taken."""
-
-    def __init__(self, first: bytes, file: IO[bytes]):
-        self.first, self.file = first, file
-
-    def readline(self, size: int) -> bytes:
-        line, self.first = self.first, b""
-        return line or self.file.readline(size)
 
 
 def csv_records(file: IO[bytes], path: Path) -> Iterator[Record]:
