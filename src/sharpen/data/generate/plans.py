@@ -1,0 +1,267 @@
+"""Plans over the tool world: steps of which some take what earlier ones returned.
+
+A plan is grown forwards: each step is really executed in a copy of the episode before the next one
+is drawn, so what a step takes is what its parent gave. The same file executes a plan that was
+written down, and refuses one that does not reach its recorded end state.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, permutations
+from typing import Any
+
+from sharpen.data.generate.splits import Shelf
+from sharpen.types import Json, SharpenError, ToolCall
+from sharpen.world.domain import Tool
+from sharpen.world.episode import Episode, World, outcome_of
+from sharpen.world.phrases import fill, go, slots
+
+Shape = tuple[tuple[int, ...], ...]  # for each step, the steps it takes something from
+CHAIN: Shape = ((), (0,))
+LONG: Shape = ((), (0,), (1,))
+JOIN: Shape = ((), (), (0, 1))
+FORK: Shape = ((), (0,), (0,))
+PAIR: Shape = ((), ())
+TRIPLE: Shape = ((), (), ())
+EASY: tuple[Shape, ...] = (CHAIN, CHAIN, PAIR)
+MEDIUM: tuple[Shape, ...] = (LONG, JOIN, FORK, ((), (0,), ()), TRIPLE)
+HARD: tuple[Shape, ...] = (
+    ((), (0,), (), (2,)),
+    ((), (), (0, 1), (2,)),
+    ((), (0,), (1,), ()),
+    ((), (0,), (0,), ()),
+    ((), (0,), (1,), (), (3,)),
+)
+TOOLS_TRIED, CALLS_TRIED, ORDERS_TRIED = 14, 4, 24
+DETAILS = ("get", "lookup")  # they answer with one row, whose own references can be spoken of
+POINTING = re.compile(r"\b(them|those|these|it|its|which)\b")
+ORDINAL = ("first", "second", "third", "fourth", "fifth")
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """A key that a step returned, and how to speak of it."""
+
+    step: int
+    path: str  # flights.0.flight_id
+    key: str
+    entity: str
+    phrase: str
+    noun: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    tool: Tool
+    call: ToolCall
+    result: Json
+    links: dict[str, Handle] = field(default_factory=dict)
+
+    def answer(self, rng: random.Random) -> str:
+        return fill(rng.choice(self.tool.operation.say), self.result, self.call.arguments)
+
+
+def goals(steps: Sequence[Step]) -> list[str]:
+    """What is wanted, step by step, as verb phrases in which linked values are only pointed at."""
+    found = []
+    for at, step in enumerate(steps):
+        text = step.tool.operation.goal
+        for name, handle in step.links.items():
+            text = text.replace(f"{{{name}}}", spoken(handle, at, steps))
+        found.append(fill(text, step.call.arguments))
+    return found
+
+
+def spoken(handle: Handle, at: int, steps: Sequence[Step]) -> str:
+    """How step `at` names it: what points back, or might be a later step's, needs the number."""
+    between = [e for step in steps[handle.step + 1 : at] for e in step.tool.yields.values()]
+    far = at > handle.step + 1 and POINTING.search(handle.phrase)
+    if far or handle.entity in between:
+        return f"the {handle.noun} of the {ORDINAL[handle.step]} step"
+    return handle.phrase
+
+
+def using(tool: Tool, phrase: str) -> list[str]:
+    """The parameters that a phrase speaks of."""
+    return [name for name in slots(phrase) if name in tool.params]
+
+
+def grow(
+    episode: Episode, shelf: Shelf, category: str, rng: random.Random, shape: Shape
+) -> list[Step]:
+    """Steps of this shape that work one after the other from the episode's present state, or
+    nothing. The episode itself is not changed."""
+    scratch, steps = episode.fork(), list[Step]()
+    tools = list(shelf.world.domain(category).tools.values())
+    for at, parents in enumerate(shape):
+        gives = any(at in later for later in shape[at + 1 :])
+        used = {step.tool.name for step in steps}
+        pool = [t for t in tools if t.name not in used and (not gives or speaks_of_keys(t))]
+        handles = [handles_of(shelf, steps[p], p) for p in parents]
+        step = next_step(scratch, pool, rng, handles)
+        if step is None or (gives and not handles_of(shelf, step, at)):
+            return []
+        scratch.call(step.call)
+        steps.append(step)
+    return steps if in_any_order(episode, steps) else []
+
+
+def next_step(
+    episode: Episode, tools: list[Tool], rng: random.Random, handles: list[list[Handle]]
+) -> Step | None:
+    for tool in rng.sample(tools, min(TOOLS_TRIED, len(tools))):
+        links = match(tool, handles, rng)
+        if links is None:
+            continue
+        for _ in range(CALLS_TRIED):
+            call = episode.sample(tool, rng, using(tool, tool.operation.goal))
+            if call is None:
+                break
+            given = {name: handle.key for name, handle in links.items()}
+            call = replace(call, arguments=call.arguments | given)
+            result = episode.fork().call(call)
+            if outcome_of(result) == "ok":
+                return Step(tool, call, result, links)
+            if not given:
+                break
+    return None
+
+
+def match(tool: Tool, handles: list[list[Handle]], rng: random.Random) -> dict[str, Handle] | None:
+    """One parameter for one handle of every parent, or None."""
+    links: dict[str, Handle] = {}
+    spoken = using(tool, tool.operation.goal)
+    for offered in handles:
+        fits = [
+            (name, handle)
+            for name, entity in tool.takes.items()
+            for handle in offered
+            if entity == handle.entity and name in spoken and name not in links
+            if not tool.params[name].many
+        ]
+        if not fits:
+            return None
+        name, handle = rng.choice(fits)
+        links[name] = handle
+    return links
+
+
+def handles_of(shelf: Shelf, step: Step, at: int) -> list[Handle]:
+    """The keys in a step's answer that were not among what it was given."""
+    own = getattr(step.tool.operation, "into", "") or step.tool.operation.entity
+    found = []
+    for pattern, entity in step.tool.yields.items():
+        path = pattern.replace("[]", ".0")
+        key = value_at(step.result, path)
+        if not isinstance(key, str) or key in step.call.arguments.values():
+            continue
+        known, last = shelf.entity(step.tool, entity), pattern.removesuffix("[]").split(".")[-1]
+        if entity == own and last == known.key and step.tool.operation.pick:
+            phrase = step.tool.operation.pick
+        elif step.tool.operation.op in DETAILS and last.endswith("_id") and entity != own:
+            phrase = f"its {last.removesuffix('_id').replace('_', ' ')}"
+        else:
+            continue
+        found.append(Handle(at, path, key, entity, phrase, known.noun))
+    return found
+
+
+def speaks_of_keys(tool: Tool) -> bool:
+    return bool(tool.yields) and bool(tool.operation.pick or tool.operation.op in DETAILS)
+
+
+def value_at(result: Json, path: str) -> Any:
+    found: Any = result
+    for part in path.split("."):
+        try:
+            found = go(found, part)
+        except (LookupError, TypeError):
+            return None
+    return found
+
+
+def edges(steps: Sequence[Step]) -> list[tuple[int, int]]:
+    return sorted({(h.step, at) for at, step in enumerate(steps) for h in step.links.values()})
+
+
+def orders(count: int, before: list[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
+    """Every order of the steps that respects the dependencies."""
+    for order in permutations(range(count)):
+        place = {step: at for at, step in enumerate(order)}
+        if all(place[a] < place[b] for a, b in before):
+            yield order
+
+
+def in_any_order(episode: Episode, steps: list[Step]) -> bool:
+    """Does every order that respects the dependencies give the same answers and the same end?"""
+    ends = []
+    for order in islice(orders(len(steps), edges(steps)), ORDERS_TRIED):
+        run = episode.fork()
+        for at in order:
+            if run.call(steps[at].call) != steps[at].result:
+                return False
+        ends.append(run.changes())
+    return all(end == ends[0] for end in ends)
+
+
+# Written plans ---------------------------------------------------------------------------------
+
+
+def plan_to_gold(steps: Sequence[Step]) -> Json:
+    """`{"steps": [{"id", "tool", "arguments"}], "edges": [[a, b]]}`; an argument that an earlier
+    step gives is `{"$from": "s1.flights.0.flight_id"}`."""
+    written = []
+    for at, step in enumerate(steps):
+        linked = {n: {"$from": f"s{h.step + 1}.{h.path}"} for n, h in step.links.items()}
+        written.append(
+            {"id": f"s{at + 1}", "tool": step.tool.name, "arguments": step.call.arguments | linked}
+        )
+    return {"steps": written, "edges": [[f"s{a + 1}", f"s{b + 1}"] for a, b in edges(steps)]}
+
+
+def run_plan(episode: Episode, gold: Json, where: str) -> list[ToolCall]:
+    """Execute a written plan step by step, with earlier answers put where they are asked for."""
+    results: dict[str, Json] = {}
+    calls = []
+    for step in gold["steps"]:
+        arguments = {
+            name: resolve(value, results, where) for name, value in step["arguments"].items()
+        }
+        calls.append(ToolCall(step["tool"], arguments))
+        results[step["id"]] = episode.call(calls[-1])
+        if outcome_of(results[step["id"]]) != "ok":
+            raise SharpenError(f"{where}: step {step['id']} fails: {results[step['id']]}")
+    return calls
+
+
+def resolve(value: Any, results: dict[str, Json], where: str) -> Any:
+    if not (isinstance(value, dict) and "$from" in value):
+        return value
+    step, _, path = value["$from"].partition(".")
+    found = value_at(results.get(step, {}), path)
+    if found is None:
+        raise SharpenError(f"{where}: {value['$from']} is not there")
+    return found
+
+
+def verify_gold(world: World, gold: Json, where: str) -> None:
+    """Run what a task says is right in a fresh episode; it must succeed and end where the task says
+    it does."""
+    if "calls" not in gold:
+        return
+    episode = world.episode(gold["categories"], gold["seed"], gold["family"])
+    for call in gold["calls"]:
+        result = episode.call(ToolCall(call["name"], call["arguments"]))
+        if outcome_of(result) != "ok":
+            raise SharpenError(f"{where}: the gold call of {call['name']} fails: {result}")
+    if gold.get("state", episode.digest()) != episode.digest():
+        raise SharpenError(f"{where}: the gold calls do not reach the recorded end state")
+    if "steps" in gold:
+        again = world.episode(gold["categories"], gold["seed"], gold["family"])
+        made = [{"name": c.name, "arguments": c.arguments} for c in run_plan(again, gold, where)]
+        if made != gold["calls"] or not again.same(episode):
+            raise SharpenError(f"{where}: the gold plan does not reach the recorded end state")

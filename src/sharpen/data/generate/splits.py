@@ -1,0 +1,184 @@
+"""Keeping train, dev and test apart: whole categories are held out, every split has its own
+phrases and values, and a guard turns away each row that comes too near one of another split.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Sequence
+from functools import cache, cached_property
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from sharpen.data.check import calls_of
+from sharpen.data.overlap import GRAM, MAX_OVERLAP, STOP, WORD, leaves, mask, said_by_user
+from sharpen.types import Dialog, Json, SharpenError, Task
+from sharpen.world.domain import Tool
+from sharpen.world.episode import World
+from sharpen.world.fields import Family
+from sharpen.world.state import Entity, seeded
+
+HELD_OUT: dict[Family, float] = {"test": 0.10, "dev": 0.06}
+SIMILAR = 2  # distractors are drawn from this many times as many nearest tools
+
+
+def split_categories(categories: Sequence[str]) -> dict[str, Family]:
+    """Category → split. A category's place is decided by its name alone."""
+    ordered = sorted(categories, key=lambda name: hashlib.sha256(name.encode()).digest())
+    if len(ordered) < 3:
+        raise SharpenError(f"{len(ordered)} categories cannot be split: three are the least")
+    found: dict[str, Family] = {}
+    for split, share in HELD_OUT.items():
+        count = max(1, round(len(categories) * share))
+        found |= dict.fromkeys(ordered[len(found) : len(found) + count], split)
+    return {name: found.get(name, "train") for name in categories}
+
+
+@cache
+def frames(split: Family) -> dict[str, list[Any]]:
+    text = resources.files("sharpen.data.generate").joinpath("frames.yaml").read_text("utf-8")
+    return yaml.safe_load(text)[split]
+
+
+class Shelf:
+    """The tools of one split, in an order that belongs to the seed."""
+
+    def __init__(self, world: World, split: Family, seed: int):
+        self.world, self.split = world, split
+        places = split_categories(world.categories)
+        self.categories = [name for name in world.categories if places[name] == split]
+        self.tools = [
+            tool for name in self.categories for tool in world.domain(name).tools.values()
+        ]
+        seeded("shelf", seed, split).shuffle(self.tools)
+        self.frames = frames(split)
+
+    @cached_property
+    def writing(self) -> list[Tool]:
+        return [tool for tool in self.tools if not tool.read_only]
+
+    def ask(self, index: int, writing: bool = False) -> tuple[Tool, str]:
+        """The request with this number: every tool once, then every tool's next phrasing."""
+        tools = self.writing if writing else self.tools
+        tool = tools[index % len(tools)]
+        start = seeded("ask", tool.name).randrange(len(tool.operation.ask))
+        return tool, tool.operation.ask[(start + index // len(tools)) % len(tool.operation.ask)]
+
+    def siblings(self, tool: Tool) -> list[Tool]:
+        return list(self.world.domain(tool.category).tools.values())
+
+    def entity(self, tool: Tool, name: str) -> Entity:
+        return self.world.domain(tool.category).entities[name]
+
+    def candidates(
+        self,
+        needed: Sequence[Tool],
+        count: int,
+        rng: random.Random,
+        barred: Sequence[Tool] = (),
+        same: float = 1.0,
+    ) -> list[Tool]:
+        """The needed tools among distractors: the nearest of their category for a share of `same`,
+        the rest from the split's other categories. `barred` tools stay out."""
+        out = {tool.name for tool in (*needed, *barred)}
+        first = needed[0] if needed else barred[0]
+        near = [t for t in self.siblings(first) if t.name not in out]
+        near.sort(key=lambda t: (-likeness(first, t), rng.random()))
+        wanted = max(0, count - len(needed))
+        close = min(len(near), math.ceil(wanted * same))
+        chosen = rng.sample(near[: close * SIMILAR], close)
+        names = {t.name for t in chosen} | out
+        far = [t for t in self.tools if t.category != first.category and t.name not in names]
+        chosen += rng.sample(far, min(len(far), wanted - close))
+        shown = [*needed, *chosen]
+        rng.shuffle(shown)
+        return shown
+
+
+def likeness(a: Tool, b: Tool) -> int:
+    """How easily `b` is taken for `a`."""
+    words = set(a.name.split("_")) & set(b.name.split("_"))
+    same_kind = a.operation.op == b.operation.op
+    return 2 * len(words) + 2 * (a.operation.entity == b.operation.entity) + same_kind
+
+
+def look_alikes(shelf: Shelf, tool: Tool) -> list[Tool]:
+    """Tools that touch what `tool` touches, so that one of them might serve in its stead."""
+    touched = touches(tool)
+    return [t for t in shelf.siblings(tool) if t is tool or touches(t) & touched]
+
+
+def touches(tool: Tool) -> set[str]:
+    into = getattr(tool.operation, "into", "")
+    return {
+        e for e in (tool.operation.entity, into, *tool.takes.values(), *tool.yields.values()) if e
+    }
+
+
+class Guard:
+    """Admits rows one by one. Nothing verbatim, no 13 words in a row and no near copy may stand in
+    two splits; within one file, no request may stand twice, values masked."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}  # instruction → split
+        self.grams: dict[str, str] = {}
+        self.masked: set[tuple[str, str]] = set()
+        self.words: dict[str, list[frozenset[str]]] = {}
+        self.rows_with: dict[str, dict[str, list[int]]] = {}
+
+    def admit(self, noun: Dialog | Task, split: Family, file: str, fresh: bool = True) -> bool:
+        """Whether the row may stand in `file`; `fresh` asks for a request unlike the others with
+        values masked, not only word for word."""
+        said = said_by_user(noun)
+        hidden = mask(said[0], leaves([call.arguments for call in calls_of(noun)])).lower()
+        shape = " ".join(WORD.findall(hidden))
+        text = " ".join(WORD.findall(said[0].lower()))
+        grams = [gram for one in said for gram in grams_of(one)]
+        content = frozenset(w for w in WORD.findall(hidden) if w not in STOP and w != "value")
+        own = self.texts.get(text)
+        if (own is not None and own != split) or (file, shape if fresh else text) in self.masked:
+            return False
+        if any(self.grams.get(gram, split) != split for gram in grams) or not content:
+            return False
+        if any(self.near(content, other) for other in self.words if other != split):
+            return False
+        self.texts[text] = split
+        self.masked |= {(file, shape), (file, text)}
+        self.grams |= dict.fromkeys(grams, split)
+        self.remember(content, split)
+        return True
+
+    def near(self, content: frozenset[str], split: str) -> bool:
+        """Is there a row of `split` with more than the allowed share of words in common? It must
+        have one of the few rarest of them."""
+        index, rows = self.rows_with[split], self.words[split]
+        needed = math.floor(MAX_OVERLAP * len(content)) + 1
+        rarest = sorted(content, key=lambda word: (len(index.get(word, ())), word))
+        for word in rarest[: len(content) - needed + 1]:
+            for number in index.get(word, ()):
+                common = len(content & rows[number])
+                if common > MAX_OVERLAP * (len(content) + len(rows[number]) - common):
+                    return True
+        return False
+
+    def remember(self, content: frozenset[str], split: str) -> None:
+        rows, index = self.words.setdefault(split, []), self.rows_with.setdefault(split, {})
+        if content in (known := self.known.setdefault(split, set())):
+            return
+        known.add(content)
+        for word in content:
+            index.setdefault(word, []).append(len(rows))
+        rows.append(content)
+
+    @cached_property
+    def known(self) -> Json:
+        return {}
+
+
+def grams_of(text: str) -> list[str]:
+    words = WORD.findall(text.lower())
+    return [" ".join(words[at : at + GRAM]) for at in range(len(words) - GRAM + 1)]
