@@ -12,7 +12,9 @@ import typer
 
 from sharpen.cli.preview import preview
 
-app = typer.Typer(no_args_is_help=True, help="Check, preview and measure dialogs.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Check, preview and measure dialogs."
+)
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
 
 
