@@ -20,6 +20,7 @@ from sharpen.world.state import seeded
 
 MESSAGES = (6, 12)
 LONGEST = 4400  # characters of everything but the tools: about 1,300 tokens
+QUIET, LONGER = 0.6, 0.2  # shares: of dialogs about nothing to do, and of one more turn
 RETRY = {
     "timeout": "The service did not answer, so I try again.",
     "rate_limit": "The service is busy, so I try once more.",
@@ -37,6 +38,7 @@ class Scene:
     messages: list[Message] = field(default_factory=list)
     used: dict[str, Tool] = field(default_factory=dict)
     barred: list[Tool] = field(default_factory=list)
+    quiet: bool = False  # nothing is called from first to last
     last: tuple[Tool, Json] | None = None
 
     def user(self, text: str) -> None:
@@ -191,32 +193,45 @@ def missing(scene: Scene, tool: Tool, text: str) -> bool:
 
 
 def no_tool(scene: Scene, tool: Tool, text: str) -> bool:
-    """The user wants to know, not to act; the request itself comes afterwards."""
-    call = scene.episode.sample(tool, scene.rng, using(tool, tool.operation.goal))
+    """The user wants to know, not to act; the request itself may come afterwards."""
+    scene.quiet = scene.rng.random() < QUIET
+    call = explain(scene, tool)
     if call is None:
         return False
     goal = fill(tool.operation.goal, call.arguments)
-    scene.user(scene.frame("explain").format(goal=goal))
-    scene.say(explanation(tool, call))
-    scene.used[tool.name] = tool
-    if scene.rng.random() < 0.5:
+    if not scene.quiet and scene.rng.random() < 0.5:
         scene.user(scene.frame("one").format(goal=goal))
         return scene.serve(tool, call)
     return True
 
 
-def explanation(tool: Tool, call: ToolCall) -> str:
+def explain(scene: Scene, tool: Tool) -> ToolCall | None:
+    """Say which tool would do it and with what, and leave it at that."""
+    call = scene.episode.sample(tool, scene.rng, using(tool, tool.operation.goal))
+    if call is None:
+        return None
+    scene.user(scene.frame("explain").format(goal=fill(tool.operation.goal, call.arguments)))
     about = tool.operation.about
-    given = ", ".join(f"{n.replace('_', ' ')} {spoken_value(v)}" for n, v in call.arguments.items())
-    return f"With {tool.name}: {about[:1].lower()}{about[1:-1]}. I would pass {given or 'nothing'}; nothing has been done yet."
+    given = [f"{n.replace('_', ' ')} {spoken_value(v)}" for n, v in call.arguments.items()]
+    scene.say(
+        f"With {tool.name}: {about[:1].lower()}{about[1:-1]}. I would pass "
+        f"{', '.join(given) or 'nothing'}; nothing has been done yet."
+    )
+    scene.used[tool.name] = tool
+    return call
 
 
 def no_suitable(scene: Scene, tool: Tool, text: str) -> bool:
     """Nothing on offer does it: the assistant says so."""
+    scene.quiet = scene.rng.random() < QUIET
+    scene.barred += look_alikes(scene.shelf, tool)
+    return decline(scene, tool, text)
+
+
+def decline(scene: Scene, tool: Tool, text: str) -> bool:
     call = scene.episode.sample(tool, scene.rng, using(tool, text))
     if call is None:
         return False
-    scene.barred += look_alikes(scene.shelf, tool)
     scene.user(fill(text, call.arguments))
     wanted = fill(tool.operation.goal, call.arguments) if call_covers(tool, call) else "do that"
     scene.say(f"None of the tools I have here can {wanted}, so I have to leave it.")
@@ -231,14 +246,24 @@ def call_covers(tool: Tool, call: ToolCall) -> bool:
 
 
 def another(scene: Scene) -> bool:
+    tools = unused(scene)
+    return any(single(scene, tool, scene.rng.choice(tool.operation.ask)) for tool in tools)
+
+
+def unused(scene: Scene) -> list[Tool]:
+    """A few tools of the category that did not occur yet."""
     out = {*scene.used, *(t.name for t in scene.barred)}
-    tools = [
-        t for t in scene.shelf.world.domain(scene.category).tools.values() if t.name not in out
-    ]
-    for tool in scene.rng.sample(tools, min(4, len(tools))):
-        if single(scene, tool, scene.rng.choice(tool.operation.ask)):
-            return True
-    return False
+    tools = scene.shelf.world.domain(scene.category).tools.values()
+    free = [tool for tool in tools if tool.name not in out]
+    return scene.rng.sample(free, min(4, len(free)))
+
+
+def another_question(scene: Scene) -> bool:
+    """One more request that is not to be acted on."""
+    if scene.barred:
+        tool = scene.rng.choice(scene.barred)
+        return decline(scene, tool, scene.rng.choice(tool.operation.ask))
+    return any(explain(scene, tool) for tool in unused(scene)[:1])
 
 
 def recall(scene: Scene) -> bool:
@@ -341,7 +366,8 @@ def draw_dialog(shelf: Shelf, name: str, seed: int, index: int) -> Dialog | None
     offered = shelf.candidates(needed, count, rng, scene.barred, same)
     if sum(len(m.content) for m in scene.messages) > LONGEST:
         return None
-    metadata = {"kind": name, "category": tool.category, "target_tools": list(scene.used)}
+    called = list(dict.fromkeys(c.name for m in scene.messages for c in m.tool_calls))
+    metadata = {"kind": name, "category": tool.category, "target_tools": called}
     specs = tuple(t.spec for t in offered)
     return Dialog(tuple(scene.messages), specs, task_type=kind.task_type, metadata=metadata)
 
@@ -349,15 +375,14 @@ def draw_dialog(shelf: Shelf, name: str, seed: int, index: int) -> Dialog | None
 def follow(scene: Scene) -> bool:
     """Go on until the dialog is long enough, and now and then a little longer."""
     low, high = MESSAGES
-    if any(t in scene.barred for t in scene.used.values()):
-        return False
+    turns = [another, another, recall, general, thanks]
+    turns = [another_question, another_question, general] if scene.quiet else turns
     while len(scene.messages) < low or (
-        len(scene.messages) + 4 <= high and scene.rng.random() < 0.2
+        len(scene.messages) + 4 <= high and scene.rng.random() < LONGER
     ):
-        turns = [another, another, recall, general, thanks]
         turn = scene.rng.choice(turns)
-        if not turn(scene) and not another(scene):
+        if not turn(scene) and not turns[0](scene):
             return False
         if turn is thanks:
             break
-    return low <= len(scene.messages) <= high and bool(scene.used)
+    return low <= len(scene.messages) <= high
