@@ -2,9 +2,10 @@
 # Installs torch into the given Python and says which build came: CUDA where nvidia-smi answers, else CPU.
 # usage: install_torch.sh PYTHON [INDEX_URL]
 set -eu
+cd "$(dirname "$0")/.."
 python=$1
 index=${2:-}
-pip="$python -m pip --disable-pip-version-check install --quiet"
+pip="$python -m pip --disable-pip-version-check install --quiet -c constraints.txt numpy"
 version=2.13.0
 
 if [ -n "$index" ]; then
