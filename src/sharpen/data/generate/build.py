@@ -18,7 +18,7 @@ from pathlib import Path
 from sharpen.data.generate.dialogs import KINDS, draw_dialog
 from sharpen.data.generate.plans import verify_gold
 from sharpen.data.generate.splits import Guard, Shelf, split_categories
-from sharpen.data.generate.tasks import PARTS, SHARES, draw_task
+from sharpen.data.generate.tasks import PARTS, draw_task
 from sharpen.progress import progress
 from sharpen.records import (
     atomic_folder,
@@ -82,7 +82,7 @@ def plan_files(sizes: Sizes) -> list[File]:
         shares = {name: kind.share for name, kind in KINDS.items()}
         files.append(File(f"agent_sft/{split}.jsonl", split, portions(dialogs, shares)))
         for part, usual in TASKS.items():
-            shares = SHARES if part == "timing" else dict.fromkeys(PARTS[part], 1.0)
+            shares = {name: share for name, (_, share) in PARTS[part].items()}
             count = round(usual * sizes.tasks * BENCHMARK[split])
             folder = f"agent_benchmark/{part}"
             files.append(File(f"{folder}/{split}.jsonl", split, portions(count, shares), part))
@@ -157,7 +157,7 @@ def tool_rows(world: World) -> Iterator[Json]:
     """The catalogue. What people say to held-out tools is left out: it is what the tests ask."""
     places = split_categories(world.categories)
     for tool in world.tools():
-        row = card_row(world, tool) | {"split": places[tool.category]}
+        row: Json = card_row(world, tool) | {"split": places[tool.category]}
         if places[tool.category] != "train":
             row["examples"] = [
                 {k: v for k, v in e.items() if k != "request"} for e in row["examples"]

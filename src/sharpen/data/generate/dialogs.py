@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sharpen.calls import compact_json
 from sharpen.data.generate.plans import CHAIN, LONG, PAIR, TRIPLE, Step, goals, grow, using
@@ -74,7 +75,7 @@ class Scene:
         self.say(fill(self.rng.choice(tool.operation.say), result, call.arguments))
         return outcome_of(result) == "ok"
 
-    def frame(self, kind: str) -> str:
+    def frame(self, kind: str) -> Any:
         return self.rng.choice(self.shelf.frames[kind])
 
 

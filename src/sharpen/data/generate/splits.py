@@ -16,7 +16,7 @@ import yaml
 
 from sharpen.data.check import calls_of
 from sharpen.data.overlap import GRAM, MAX_OVERLAP, STOP, WORD, leaves, mask, said_by_user
-from sharpen.types import Dialog, Json, SharpenError, Task
+from sharpen.types import Dialog, SharpenError, Task
 from sharpen.world.domain import Tool
 from sharpen.world.episode import World
 from sharpen.world.fields import Family
@@ -48,7 +48,8 @@ class Shelf:
     """The tools of one split, in an order that belongs to the seed."""
 
     def __init__(self, world: World, split: Family, seed: int):
-        self.world, self.split = world, split
+        self.world = world
+        self.split: Family = split
         places = split_categories(world.categories)
         self.categories = [name for name in world.categories if places[name] == split]
         self.tools = [
@@ -128,6 +129,7 @@ class Guard:
         self.grams: dict[str, str] = {}
         self.masked: set[tuple[str, str]] = set()
         self.words: dict[str, list[frozenset[str]]] = {}
+        self.known: dict[str, set[frozenset[str]]] = {}
         self.rows_with: dict[str, dict[str, list[int]]] = {}
 
     def admit(self, noun: Dialog | Task, split: Family, file: str, fresh: bool = True) -> bool:
@@ -173,10 +175,6 @@ class Guard:
         for word in content:
             index.setdefault(word, []).append(len(rows))
         rows.append(content)
-
-    @cached_property
-    def known(self) -> Json:
-        return {}
 
 
 def grams_of(text: str) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from sharpen.data.generate.dialogs import (
     Scene,
@@ -50,20 +51,31 @@ TRIES = 30
 Made = tuple[str, list[Tool], list[Tool], Json, tuple[Message, ...]]
 
 
-def draw_task(shelf: Shelf, part: str, variant: str, seed: int, index: int) -> Task | None:
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a task is made from."""
+
+    shelf: Shelf
+    tool: Tool
+    text: str  # a phrasing of the tool's
+    episode: Episode
+    rng: random.Random
+    level: str
+
+
+def draw_task(shelf: Shelf, part: str, variant: str, seed: int | str, index: int) -> Task | None:
     """The task of this part, variant and number, or None if it did not come about."""
     level = LEVELS[index % len(LEVELS)]
     rng = seeded(part, seed, shelf.split, variant, index)
     start = seeded("start", part, variant).randrange(1 << 20)
     tool, text = shelf.ask(start + index, writing=part == "end_to_end")
     episode = shelf.world.episode([tool.category], rng.randrange(1 << 30), shelf.split)
-    made = PARTS[part][variant](shelf, tool, text, episode, rng, level)
+    made = PARTS[part][variant][0](Draft(shelf, tool, text, episode, rng, level))
     if made is None:
         return None
     instruction, needed, barred, gold, context = made
     count = max(OFFERED[part][level], len(needed) + 1)
-    same = SAME[level]
-    offered = shelf.candidates(needed, count, rng, barred, same)
+    offered = shelf.candidates(needed, count, rng, barred, SAME[level])
     where = {
         "categories": sorted({t.category for t in (*offered, *needed)}),
         "seed": episode.seed,
@@ -73,6 +85,8 @@ def draw_task(shelf: Shelf, part: str, variant: str, seed: int, index: int) -> T
         run = shelf.world.episode(where["categories"], episode.seed, shelf.split)
         for call in gold["calls"]:
             run.call(ToolCall(call["name"], call["arguments"]))
+        if part == "end_to_end" and not run.changes():
+            return None  # doing nothing would be as good
         gold |= {"state": run.digest()}
     instruction = instruction[:1].upper() + instruction[1:]
     specs = tuple(t.spec for t in offered)
@@ -87,42 +101,40 @@ def gold_calls(calls: Sequence[ToolCall]) -> list[Json]:
 # Selection and timing --------------------------------------------------------------------------
 
 
-def select(
-    shelf: Shelf, tool: Tool, text: str, episode: Episode, rng: random.Random, level: str
-) -> Made | None:
-    call = episode.sample(tool, rng, using(tool, text))
+def select(draft: Draft) -> Made | None:
+    call = draft.episode.sample(draft.tool, draft.rng, using(draft.tool, draft.text))
     if call is None:
         return None
-    gold = {"tools": [tool.name], "calls": gold_calls([call])}
-    return fill(text, call.arguments), [tool], [], gold, ()
+    gold = {"tools": [draft.tool.name], "calls": gold_calls([call])}
+    return fill(draft.text, call.arguments), [draft.tool], [], gold, ()
 
 
-def act(
-    shelf: Shelf, tool: Tool, text: str, episode: Episode, rng: random.Random, level: str
-) -> Made | None:
-    made = select(shelf, tool, text, episode, rng, level)
-    return made and (*made[:3], made[3] | {"decision": "call"}, made[4])
+def act(draft: Draft) -> Made | None:
+    made = select(draft)
+    if made is None:
+        return None
+    instruction, needed, barred, gold, context = made
+    return instruction, needed, barred, gold | {"decision": "call"}, context
 
 
-def ask(
-    shelf: Shelf, tool: Tool, text: str, episode: Episode, rng: random.Random, level: str
-) -> Made | None:
+def ask(draft: Draft) -> Made | None:
     """A request that lacks something: the tool's own vague one, or its goal with one key left in
     the dark."""
+    tool, rng = draft.tool, draft.rng
     vague = tool.operation.vague
-    keys = [n for n in using(tool, tool.operation.goal) if n in tool.takes and n in tool.required]
-    keys = [n for n in keys if not tool.params[n].many]
-    if vague and (level == "easy" or not keys):
+    spoken = [n for n in using(tool, tool.operation.goal) if n in tool.required]
+    keys = [n for n in spoken if n in tool.takes and not tool.params[n].many]
+    if vague and (draft.level == "easy" or not keys):
         phrase = vague
     elif keys:
         name = rng.choice(keys)
-        noun = shelf.entity(tool, tool.takes[name]).noun
-        hidden = rng.choice(shelf.frames["someone"]).format(noun=noun)
+        noun = draft.shelf.entity(tool, tool.takes[name]).noun
+        hidden = rng.choice(draft.shelf.frames["someone"]).format(noun=noun)
         goal = tool.operation.goal.replace(f"{{{name}}}", hidden)
-        phrase = rng.choice(shelf.frames["one"]).replace("{goal}", goal)
+        phrase = rng.choice(draft.shelf.frames["one"]).replace("{goal}", goal)
     else:
         return None
-    call = episode.sample(tool, rng, using(tool, phrase))
+    call = draft.episode.sample(tool, rng, using(tool, phrase))
     lacking = [name for name in tool.required if name not in slots(phrase)]
     if call is None or not lacking:
         return None
@@ -130,107 +142,91 @@ def ask(
     return fill(phrase, call.arguments), [tool], [], gold, ()
 
 
-def explain(
-    shelf: Shelf, tool: Tool, text: str, episode: Episode, rng: random.Random, level: str
-) -> Made | None:
-    call = episode.sample(tool, rng, using(tool, tool.operation.goal))
+def explain(draft: Draft) -> Made | None:
+    call = draft.episode.sample(draft.tool, draft.rng, using(draft.tool, draft.tool.operation.goal))
     if call is None:
         return None
-    goal = fill(tool.operation.goal, call.arguments)
-    instruction = rng.choice(shelf.frames["explain"]).format(goal=goal)
-    return instruction, [tool], [], {"decision": "answer"}, ()
+    goal = fill(draft.tool.operation.goal, call.arguments)
+    instruction = draft.rng.choice(draft.shelf.frames["explain"]).format(goal=goal)
+    return instruction, [draft.tool], [], {"decision": "answer"}, ()
 
 
-def remember(
-    shelf: Shelf, tool: Tool, text: str, episode: Episode, rng: random.Random, level: str
-) -> Made | None:
+def remember(draft: Draft) -> Made | None:
     """What is asked stands in the conversation already."""
-    scene = Scene(shelf, tool.category, rng, episode)
-    if not single(scene, tool, text) or not recall(scene):
+    scene = Scene(draft.shelf, draft.tool.category, draft.rng, draft.episode)
+    if not single(scene, draft.tool, draft.text) or not recall(scene):
         return None
     *context, question, answer = scene.messages
     gold = {"decision": "answer", "answer": answer.content}
-    return question.content, [tool], [], gold, tuple(context)
+    return question.content, [draft.tool], [], gold, tuple(context)
 
 
-def reckon(
-    shelf: Shelf, tool: Tool, text: str, episode: Episode, rng: random.Random, level: str
-) -> Made | None:
-    question, answer = general_question(*rng.choice(shelf.frames["general"]), rng)
-    return question, [tool], [], {"decision": "answer", "answer": answer}, ()
+def reckon(draft: Draft) -> Made | None:
+    text, kind = draft.rng.choice(draft.shelf.frames["general"])
+    question, answer = general_question(text, kind, draft.rng)
+    return question, [draft.tool], [], {"decision": "answer", "answer": answer}, ()
 
 
-def decline(
-    shelf: Shelf, tool: Tool, text: str, episode: Episode, rng: random.Random, level: str
-) -> Made | None:
-    made = select(shelf, tool, text, episode, rng, level)
-    return made and (made[0], [], [tool, *look_alikes(shelf, tool)], {"decision": "decline"}, ())
+def decline(draft: Draft) -> Made | None:
+    made = select(draft)
+    if made is None:
+        return None
+    return made[0], [], look_alikes(draft.shelf, draft.tool), {"decision": "decline"}, ()
 
 
 # Planning and end to end -----------------------------------------------------------------------
 
 
-def steps_of(
-    shelf: Shelf, episode: Episode, category: str, rng: random.Random, level: str, writes: bool
-) -> list[Step]:
+def steps_of(draft: Draft, level: str, writes: bool) -> list[Step]:
     for _ in range(TRIES):
-        steps = grow(episode, shelf, category, rng, rng.choice(SHAPES[level]))
+        shape = draft.rng.choice(SHAPES[level])
+        steps = grow(draft.episode, draft.shelf, draft.tool.category, draft.rng, shape)
         if steps and (not writes or any(not step.tool.read_only for step in steps)):
             return steps
     return []
 
 
-def plan(
-    shelf: Shelf, tool: Tool, text: str, episode: Episode, rng: random.Random, level: str
-) -> Made | None:
-    steps = steps_of(shelf, episode, tool.category, rng, level, False)
+def plan(draft: Draft) -> Made | None:
+    steps = steps_of(draft, draft.level, False)
     if not steps:
         return None
     gold = plan_to_gold(steps) | {"calls": gold_calls([step.call for step in steps])}
-    return request(shelf, steps, rng), [step.tool for step in steps], [], gold, ()
+    return request(draft, steps), [step.tool for step in steps], [], gold, ()
 
 
-def request(shelf: Shelf, steps: list[Step], rng: random.Random) -> str:
+def request(draft: Draft, steps: list[Step]) -> str:
     linked = any(step.links for step in steps)
-    return joined(rng.choice(shelf.frames["chain" if linked else "both"]), goals(steps))
+    return joined(draft.rng.choice(draft.shelf.frames["chain" if linked else "both"]), goals(steps))
 
 
-def accomplish(
-    shelf: Shelf, tool: Tool, text: str, episode: Episode, rng: random.Random, level: str
-) -> Made | None:
+def accomplish(draft: Draft) -> Made | None:
     """Easy: one change in a phrasing of its own. Medium and hard: two to four steps, at least one
     of which changes something; the hard ones meet a fault on the way."""
-    if level == "easy":
-        return select(shelf, tool, text, episode, rng, level)
-    lower = {"medium": "easy", "hard": "medium"}[level]
-    steps = steps_of(shelf, episode, tool.category, rng, lower, True)
+    if draft.level == "easy":
+        return select(draft)
+    lower = {"medium": "easy", "hard": "medium"}[draft.level]
+    steps = steps_of(draft, lower, True)
     if not steps:
         return None
     gold: Json = {"calls": gold_calls([step.call for step in steps])}
-    if level == "hard":
-        gold["faults"] = {"at": {str(rng.randrange(len(steps))): rng.choice(list(FAULTS))}}
-    return request(shelf, steps, rng), [step.tool for step in steps], [], gold, ()
+    if draft.level == "hard":
+        gold["faults"] = {
+            "at": {str(draft.rng.randrange(len(steps))): draft.rng.choice(list(FAULTS))}
+        }
+    return request(draft, steps), [step.tool for step in steps], [], gold, ()
 
 
-Maker = Callable[[Shelf, Tool, str, Episode, random.Random, str], "Made | None"]
-PARTS: dict[str, dict[str, Maker]] = {
-    "selection": {"select": select},
-    "planning": {"plan": plan},
+Maker = Callable[[Draft], "Made | None"]
+PARTS: dict[str, dict[str, tuple[Maker, float]]] = {  # with each variant's share of its part
+    "selection": {"select": (select, 1.0)},
+    "planning": {"plan": (plan, 1.0)},
     "timing": {
-        "call": act,
-        "ask": ask,
-        "explain": explain,
-        "remember": remember,
-        "reckon": reckon,
-        "decline": decline,
+        "call": (act, 0.28),
+        "ask": (ask, 0.26),
+        "explain": (explain, 0.12),
+        "remember": (remember, 0.12),
+        "reckon": (reckon, 0.01),
+        "decline": (decline, 0.21),
     },
-    "end_to_end": {"accomplish": accomplish},
-}
-SHARES = {
-    "call": 0.28,
-    "ask": 0.26,
-    "explain": 0.12,
-    "remember": 0.12,
-    "reckon": 0.01,
-    "decline": 0.21,
+    "end_to_end": {"accomplish": (accomplish, 1.0)},
 }
