@@ -373,7 +373,7 @@ def test_selection_is_exact_across_tiles() -> None:
     values = torch.randn(64, 33).float()
     pieces = values.split(5)
     x = tiles.Tiles(
-        len(pieces), lambda i: tiles.Tile((pieces[i],), i, i * 5 * 33), values.numel(), "w"
+        len(pieces), lambda i: tiles.Tile((pieces[i],), i, i * 5 * 33), values.numel(), values.dtype
     )
     for k in (1, 7, 1000, values.numel()):
         ((top,),) = tiles.select(x, lambda t: [tiles.magnitude_bits(t.tensors[0])], [[k]])

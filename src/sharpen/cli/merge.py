@@ -57,8 +57,9 @@ def run(
     """
     score = user_function(evaluate) if evaluate else None
     from sharpen.merge.recipe import load_recipe
-    from sharpen.merge.stream import MergeOptions, merge
+    from sharpen.merge.stream import MergeOptions, keep_freed_memory, merge
 
+    keep_freed_memory()
     recipe = load_recipe(config, set_ or [])
     options = MergeOptions(seed, threads, device, int(shard_gb * 1e9), overwrite)
     with shown_progress(as_json) as progress:

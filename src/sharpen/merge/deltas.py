@@ -38,7 +38,11 @@ def total(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def wide(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
+    return tensor.to(wide_dtype(tensor.dtype))
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True)
@@ -161,16 +165,20 @@ def drawn(x: Tiles, density: Sequence[float], epsilon: Sequence[float] | None = 
                 f"and 1 (density is {share})"
             )
 
+    masks: dict[tuple[int, int], Tensor] = {}
+
     def sparse(tile: Tile, i: int, vector: Tensor) -> Tensor:
         if density[i] >= 1:
             return vector
-        chances: Tensor | int = round(density[i] * 2**31)
-        if epsilon is not None and density[i] > 0:
-            chances = ranked(vector, density[i], epsilon[i])
-        draws = x.random(tile, i)
-        if isinstance(chances, int) and chances >= 2**31:
-            return vector
-        mask = draws.sub_(chances).bitwise_right_shift_(31)  # all ones where draw < chance
+        mask = masks.get((tile.index, i))
+        if mask is None:
+            chances: Tensor | int = min(round(density[i] * 2**31), 2**31 - 1)
+            if epsilon is not None and density[i] > 0:
+                chances = ranked(vector, density[i], epsilon[i])
+            # all ones where the draw is below the chance
+            mask = x.random(tile, i).sub_(chances).bitwise_right_shift_(31).to(BITS[vector.dtype])
+            if x.small:
+                masks[tile.index, i] = mask
         return masked(vector, mask)
 
     return sparse

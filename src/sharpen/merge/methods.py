@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from sharpen.merge.deltas import deltas, total, wide
+from sharpen.merge.deltas import deltas, total, wide, wide_dtype
 from sharpen.merge.method import Kernel, PerModel, PerTuned, merge_method
 from sharpen.merge.tiles import Tile, Tiles, Top, magnitude_bits, masked, select
 from sharpen.types import SharpenError
@@ -23,10 +23,10 @@ def blend(coefficients: Sequence[float], divisor: float = 1.0) -> Kernel:
 
     def kernel(tile: Tile) -> Tensor:
         first = tile.tensors[0]
-        total = wide(first) * coefficients[0]
+        result = first.to(wide_dtype(first.dtype), copy=True).mul_(coefficients[0])
         for tensor, coefficient in zip(tile.tensors[1:], coefficients[1:], strict=True):
-            total.add_(wide(tensor), alpha=coefficient)
-        return (total if divisor == 1 else total.div_(divisor)).to(first.dtype)
+            result.add_(tensor, alpha=coefficient)
+        return (result if divisor == 1 else result.div_(divisor)).to(first.dtype)
 
     return kernel
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 R = TypeVar("R")
-TILE_ELEMENTS = 1 << 20  # a few tiles of every input stay within the processor's cache
+TILE_ELEMENTS = 1 << 19  # a few tiles of every input stay within the processor's cache
 BITS = {
     torch.bfloat16: torch.int16,
     torch.float16: torch.int16,
@@ -40,9 +40,11 @@ class Tiles:
     count: int
     load: Callable[[int], Tile]
     elements: int
+    dtype: torch.dtype
     name: str = ""
     seed: int = 0
     run: Run = map
+    small: bool = True  # so that what is costly to make again may be kept
 
     def measure(self, look: Callable[[Tile], R]) -> list[R]:
         """`look` at every tile; the results in order."""
@@ -65,7 +67,7 @@ class Tiles:
 def in_memory(tensors: Sequence[Tensor], name: str = "", seed: int = 0) -> Tiles:
     """Whole tensors as one tile."""
     tile = Tile(tuple(as_rows(tensor) for tensor in tensors), 0, 0)
-    return Tiles(1, lambda index: tile, tensors[0].numel(), name, seed)
+    return Tiles(1, lambda index: tile, tensors[0].numel(), tensors[0].dtype, name, seed)
 
 
 def as_rows(tensor: Tensor) -> Tensor:
@@ -77,6 +79,15 @@ def magnitude_bits(values: Tensor) -> Tensor:
     values = values.float() if values.dtype == torch.float64 else values  # precise enough to rank
     kind = BITS[values.dtype]
     return values.view(kind).bitwise_and(torch.iinfo(kind).max)
+
+
+def all_finite(values: Tensor) -> bool:
+    """No NaN and no infinity: in bits, nothing from infinity's pattern on."""
+    if not values.numel() or values.dtype.itemsize not in (2, 4):
+        return bool(values.double().isfinite().all())
+    bits = magnitude_bits(values)
+    infinity = magnitude_bits(torch.tensor(torch.inf, dtype=values.dtype))
+    return int(bits.max()) < int(infinity)
 
 
 def at_least(bits: Tensor, limit: int) -> Tensor:
@@ -108,8 +119,8 @@ class Top:
             return at_least(bits, self.limit)
         mask = at_least(bits, self.limit + 1)
         if kept:
-            places = (bits == self.limit).reshape(-1).nonzero()[:kept, 0]
-            mask.view(-1)[places] = -1
+            places = np.flatnonzero(bits.cpu().numpy().reshape(-1) == self.limit)[:kept]
+            mask.view(-1)[torch.from_numpy(places).to(mask.device)] = -1
         return mask
 
 
@@ -119,26 +130,26 @@ def select(
     """For every tensor of bits that `look` gives, the `Top` of each wanted size."""
     counts = torch.stack(x.measure(lambda tile: histogram(look(tile))))
     return [
-        [refine(x, lambda tile, i=i: look(tile)[i], counts[:, i], k) for k in sizes]
+        [top_of(x, lambda tile, i=i: look(tile)[i], counts[:, i], k) for k in sizes]
         for i, sizes in enumerate(wanted)
     ]
 
 
 def histogram(bits: Sequence[Tensor]) -> Tensor:
     """Counts of the leading 15 bits, one row a tensor."""
-    wide = bits[0].dtype == torch.int32
-    digits = [(b >> 16 if wide else b).reshape(-1) for b in bits]
+    digits = [(b >> 16 if b.dtype == torch.int32 else b).reshape(-1) for b in bits]
     return torch.stack([torch.bincount(d, minlength=1 << 15) for d in digits]).int().cpu()
 
 
-def refine(x: Tiles, look: Callable[[Tile], Tensor], counts: Tensor, k: int) -> Top:
+def top_of(x: Tiles, look: Callable[[Tile], Tensor], counts: Tensor, k: int) -> Top:
     """The Top k, from the counts of the leading bits of each tile and, for 32-bit magnitudes, one
     more look at the rest."""
-    kind = look(x.load(0)).dtype
+    wide = x.dtype.itemsize > 2
     if k <= 0:
-        return Top(torch.iinfo(kind).max, (0,) * x.count, (1,) * x.count)
+        none = torch.iinfo(torch.int32 if wide else torch.int16).max
+        return Top(none, (0,) * x.count, (1,) * x.count)
     digit, rest = kth(counts, k)
-    if kind == torch.int16:
+    if not wide:
         return shared_out(digit, rest, counts[:, digit])
 
     def tail(tile: Tile) -> Tensor:
