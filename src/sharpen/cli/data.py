@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from sharpen.cli.build import build
 from sharpen.cli.preview import preview
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app = typer.Typer(
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
 
 
+app.command()(build)
 app.command()(preview)
 
 
