@@ -65,6 +65,7 @@ class Part:
     slice: Slice
     sources: tuple[LayerSource, ...]
     models: tuple[Weights, ...]
+    prefixes: tuple[str, ...]  # of each model's layers
     based: bool
 
     def settings(self, recipe: MergeConfig, i: int | None) -> list[Settings]:
@@ -113,6 +114,8 @@ def check_architectures(models: Mapping[str, Weights]) -> None:
                     f"{key} differ: {first.where} has {first.config.get(key)}, "
                     f"{other.where} has {other.config.get(key)}"
                 )
+    for model in models.values():
+        layer_prefix(model)  # the config and the weights agree on the layers
 
 
 def slices_of(recipe: MergeConfig, models: Mapping[str, Weights]) -> list[Slice]:
@@ -159,7 +162,7 @@ def part_of(
         )
     based = method.base != "ignored" and base in names
     order = sorted(piece.sources, key=lambda s: s.model != base) if based else piece.sources
-    lengths = {source.layer_range[1] - source.layer_range[0] for source in order}
+    sizes = {source.model: source.layer_range[1] - source.layer_range[0] for source in order}
     for source in order:
         low, high = source.layer_range
         if not 0 <= low < high <= layer_count(models[source.model]):
@@ -167,15 +170,16 @@ def part_of(
                 f"layer_range [{low}, {high}] of {source.model}: it has layers 0 to "
                 f"{layer_count(models[source.model])}"
             )
-    if len(lengths) > 1:
-        raise SharpenError(f"sources of one slice differ in their number of layers: {shown}")
-    return Part(piece, tuple(order), tuple(models[s.model] for s in order), based)
+    if len(set(sizes.values())) > 1:
+        counted = ", ".join(f"{model} has {size}" for model, size in sizes.items())
+        raise SharpenError(f"the merged models differ in their number of layers: {counted}")
+    opened = tuple(models[source.model] for source in order)
+    return Part(piece, tuple(order), opened, tuple(layer_prefix(m) for m in opened), based)
 
 
 def jobs_of(recipe: MergeConfig, method: Method, parts: Sequence[Part]) -> Iterable[Job]:
     """Embeddings from the first slice, then all layers, then the rest from the last slice."""
-    outer = [outer_names(part.models) for part in parts]
-    for name in outer[0]:
+    for name in outer_names(parts[0]):
         if EMBEDDINGS.search(name):
             yield job_of(recipe, method, parts[0], name, [name] * len(parts[0].models), 0.0)
     made = 0
@@ -183,15 +187,15 @@ def jobs_of(recipe: MergeConfig, method: Method, parts: Sequence[Part]) -> Itera
         count = part.sources[0].layer_range[1] - part.sources[0].layer_range[0]
         for step in range(count):
             places = [
-                layer_prefix(model) + str(source.layer_range[0] + step)
-                for model, source in zip(part.models, part.sources, strict=True)
+                f"{prefix}{source.layer_range[0] + step}"
+                for prefix, source in zip(part.prefixes, part.sources, strict=True)
             ]
             depth = step / (count - 1) if count > 1 else 1.0
             for tail in layer_tails(part.models, places):
-                name = f"{layer_prefix(part.models[0])}{made}{tail}"
+                name = f"{part.prefixes[0]}{made}{tail}"
                 yield job_of(recipe, method, part, name, [p + tail for p in places], depth)
             made += 1
-    for name in outer[-1]:
+    for name in outer_names(parts[-1]):
         if not EMBEDDINGS.search(name):
             yield job_of(recipe, method, parts[-1], name, [name] * len(parts[-1].models), 0.0)
 
@@ -267,16 +271,15 @@ def layer_prefix(model: Weights) -> str:
     return found[0]
 
 
-def outer_names(models: Sequence[Weights]) -> list[str]:
+def outer_names(part: Part) -> list[str]:
     """Names of the tensors that stand in no layer, of any of the models."""
-    return list(
-        dict.fromkeys(
-            name
-            for model in models
-            for name in model.tensors
-            if not is_layer(name, layer_prefix(model))
-        )
-    )
+    found: dict[str, None] = {}
+    for model, prefix in zip(part.models, part.prefixes, strict=True):
+        for name in model.tensors:
+            match = LAYER.fullmatch(name)
+            if match is None or (match[1] or "") != prefix:
+                found[name] = None
+    return list(found)
 
 
 def layer_tails(models: Sequence[Weights], places: Sequence[str]) -> list[str]:
@@ -288,11 +291,6 @@ def layer_tails(models: Sequence[Weights], places: Sequence[str]) -> list[str]:
             if name.startswith(place + ".")
         )
     )
-
-
-def is_layer(name: str, prefix: str) -> bool:
-    match = LAYER.fullmatch(name)
-    return match is not None and (match[1] or "") == prefix
 
 
 def stored_name(model: Weights, name: str) -> str | None:
