@@ -19,6 +19,16 @@ _PUBLIC = {
     "LocalPolicy": "sharpen.policy.local",
     "ModelConfig": "sharpen.models.load",
     "LoRAConfig": "sharpen.models.load",
+    **dict.fromkeys(
+        ("AgentTrainingUsage", "AgentSFTFormatter", "AgentDialogProcessor", "ProcessedDialog"),
+        "sharpen.data.sources",
+    ),
+    **dict.fromkeys(
+        ("ToolCallDataGenerator", "ReActDataGenerator", "mask_functions", "preference_pair"),
+        "sharpen.data.generate.samples",
+    ),
+    "ReasoningDataGenerator": "sharpen.data.generate.reasoning",
+    "LongContextDataGenerator": "sharpen.data.generate.long_context",
 }  # fmt: skip
 
 

@@ -127,8 +127,8 @@ class AgentSFTFormatter:
     renders the messages themselves."""
 
     TEMPLATE = (
-        "<|system|>\nYou are an assistant who solves tasks with tools.\nTools:\n{tool_descriptions}\n"
-        "<|user|>\n{user_query}\n<|assistant|>\n{plan_and_execution}"
+        "<|system|>\nYou are an assistant who solves tasks with tools.\nTools:\n"
+        "{tool_descriptions}\n<|user|>\n{user_query}\n<|assistant|>\n{plan_and_execution}"
     )
 
     def format_dialog(self, dialog: Dialog) -> Json:
@@ -201,7 +201,7 @@ class AgentDialogProcessor:
         for dialog, length in zip(chosen, lengths, strict=True):
             text = "\n".join(m.content for m in dialog.messages if m.content)
             words = WORD.findall(text.lower())
-            measured = {"token_length": length}
+            measured: Json = {"token_length": length}
             measured["lexical_diversity"] = round(len(set(words)) / max(len(words), 1), 4)
             loss = {"loss": losses[id(dialog)]} if id(dialog) in losses else {}
             tools = dict.fromkeys(c.name for m in dialog.messages for c in m.tool_calls)

@@ -190,13 +190,10 @@ def build_data(
                 task_to_row(n) if isinstance(n, Task) else dialog_to_row(n) for n in nouns
             ]
             advance(len(nouns))
-    for name in SETS:
-        with atomic_folder(out / name) as folder:
-            for path in (p for p in rows if p.startswith(f"{name}/")):
-                write_jsonl(folder / path.removeprefix(f"{name}/"), rows[path])
-    manifest = manifest_of(out, rows, seed, home)
-    write_json(out / "manifest.json", manifest)
-    return manifest
+    places = split_categories(home.categories)
+    held_out = {s: [c for c in places if places[c] == s] for s in ("dev", "test")}
+    world_files = {name: sha256_file(path) for name, path in home.files.items()}
+    return write_sets(out, rows, {"seed": seed, "held_out": held_out, "world": world_files})
 
 
 def runner(executor: Executor | None, world: World) -> Callable[[list[Job]], Iterator[list]]:
@@ -211,22 +208,17 @@ def refuse_foreign(out: Path) -> None:
         raise SharpenError(f"{out}: holds data without a manifest.json; choose another folder")
 
 
-def manifest_of(out: Path, rows: dict[str, list[Json]], seed: int, world: World) -> Json:
-    """What was built, from what: the same for the same seed and world."""
-    places = split_categories(world.categories)
-    held_out = {s: [c for c in places if places[c] == s] for s in ("dev", "test")}
-    return {
-        "sharpen": version("sharpen"),
-        "seed": seed,
-        "held_out": held_out,
-        "world": {name: sha256_file(path) for name, path in world.files.items()},
-        "rows": {path: len(found) for path, found in rows.items()},
-        "files": {
-            f"{name}/{path}": digest
-            for name in SETS
-            for path, digest in sha256_folder(out / name).items()
-        },
-    }
+def write_sets(out: Path, rows: dict[str, list[Json]], origin: Json) -> Json:
+    """Each set as a whole, then the manifest: what was built, from what, without a date."""
+    for name in SETS:
+        with atomic_folder(out / name) as folder:
+            for path in (p for p in rows if p.startswith(f"{name}/")):
+                write_jsonl(folder / path.removeprefix(f"{name}/"), rows[path])
+    digests = {f"{n}/{path}": d for n in SETS for path, d in sha256_folder(out / n).items()}
+    counts = {path: len(found) for path, found in rows.items()}
+    manifest = {"sharpen": version("sharpen")} | origin | {"rows": counts, "files": digests}
+    write_json(out / "manifest.json", manifest)
+    return manifest
 
 
 def is_built(folder: Path) -> bool:
