@@ -27,6 +27,7 @@ from sharpen.records import (
     write_jsonl,
 )
 from sharpen.rows import dialog_from_row, dialog_to_row, task_from_row, task_to_row
+from sharpen.train.config import AgentSFTConfig
 from sharpen.types import Json, Sampling, SharpenError
 
 DONE = "done.json"
@@ -74,8 +75,17 @@ class EvaluateStage(StageConfig):
     template: str = "auto"
 
 
+class SftStage(StageConfig):
+    """Fine-tune on a data file; `final/` below the stage's folder is the result."""
+
+    stage: Literal["sft"]
+    model: str
+    data: str
+    settings: AgentSFTConfig = AgentSFTConfig()
+
+
 Stage = Annotated[
-    PullStage | StarterStage | RenderStage | EvaluateStage, Field(discriminator="stage")
+    PullStage | StarterStage | RenderStage | SftStage | EvaluateStage, Field(discriminator="stage")
 ]
 
 
@@ -237,6 +247,16 @@ def run_render(stage: RenderStage, context: Context) -> Json:
     }
 
 
+def run_sft(stage: SftStage, context: Context) -> Json:
+    from sharpen.train.sft import AgentSFTTrainer
+
+    data = str(context.path(stage.data))
+    given = {"base_model": stage.model, "train_data": data, "seed": context.seed}
+    trainer = AgentSFTTrainer(stage.settings.model_copy(update=given), context.folder)
+    figures = trainer.train()
+    return {key: value for key, value in figures.items() if value is not None}
+
+
 def run_evaluate(stage: EvaluateStage, context: Context) -> Json:
     from dataclasses import asdict
 
@@ -247,7 +267,9 @@ def run_evaluate(stage: EvaluateStage, context: Context) -> Json:
 
     rows = read_jsonl(context.path(stage.tasks))
     tasks = [task_from_row(row.value, row.where) for row in rows]
-    policy = LocalPolicy.load(ModelConfig(base_model=stage.model), stage.template, stage.batch_size)
+    own = context.run / stage.model  # the output of an earlier stage, or any model name
+    model = ModelConfig(base_model=str(own) if own.is_dir() else stage.model)
+    policy = LocalPolicy.load(model, stage.template, stage.batch_size)
     sampling = Sampling(max_tokens=stage.max_tokens)
     outcome = evaluate_turns(policy, tasks, CallReward(), sampling, title=f"  {stage_name(stage)}")
     write_jsonl(context.folder / "records.jsonl", outcome.records)
@@ -260,5 +282,6 @@ STAGES: dict[str, Callable[[Any, Context], Json]] = {
     "pull": run_pull,
     "starter": run_starter,
     "render": run_render,
+    "sft": run_sft,
     "evaluate": run_evaluate,
 }

@@ -16,6 +16,7 @@ from sharpen.types import SharpenError
 # verb → (where its typer app or function is, its line in `sharpen --help`)
 VERBS = {
     "run": ("sharpen.cli.run:run", "Run a recipe: typed stages in order, finished ones skipped."),
+    "train": ("sharpen.cli.train:app", "Train a model: sft."),
     "data": ("sharpen.cli.data:app", "Check, preview and measure dialogs."),
     "models": ("sharpen.cli.models:app", "Pull and list models."),
     "estimate": ("sharpen.cli.estimate:estimate", "Parameters, memory and time of a recipe."),
@@ -81,7 +82,7 @@ def main() -> None:
         if isinstance(code, int):  # a verb's typer.Exit(code) comes back as a value
             sys.exit(code)
     except SharpenError as error:
-        fail(str(error))
+        fail(str(error), getattr(error, "exit_code", 2))
     except ClickException as error:
         fail(error.format_message())
     except typer.Exit as stop:
@@ -94,11 +95,11 @@ def main() -> None:
         sys.exit(1)
 
 
-def fail(text: str) -> None:
+def fail(text: str, code: int = 2) -> None:
     """Wrong input: one line that says what and where, exit 2."""
     if text:  # empty when typer has already shown the help page
         print("error: " + " ".join(text.split()), file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,69 @@
+"""`sharpen train`: one verb a method."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Train a model.")
+
+
+@app.callback()
+def train() -> None:
+    pass
+
+
+@app.command()
+def sft(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Any setting as key=value, such as lora_r=16.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,
+    base_model: Annotated[str | None, typer.Option(help="Model to train.")] = None,
+    data: Annotated[str | None, typer.Option(help="JSONL file to train on.")] = None,
+    dev_data: Annotated[str | None, typer.Option(help="JSONL file to choose weights by.")] = None,
+    output: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/sft"),
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Stop after so many steps.")] = None,
+    save_steps: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of order, dropout and weights.")] = None,
+    task_weights: Annotated[str | None, typer.Option(help="JSON: task type → share.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object.")] = False,
+) -> None:
+    """Fine-tune on dialogs. The same command continues a run that was stopped.
+
+    Example: sharpen train sft --base-model smollm2-135m --data train.jsonl --output runs/sft
+    """
+    from sharpen.config import load_yaml, parse_config
+    from sharpen.train.config import AgentSFTConfig
+    from sharpen.train.sft import AgentSFTTrainer
+
+    values: dict[str, Any] = load_yaml(config, overrides or [])
+    flags = {
+        "base_model": base_model,
+        "train_data": data,
+        "dev_data": dev_data,
+        "num_epochs": epochs,
+        "max_steps": max_steps,
+        "save_steps": save_steps,
+        "seed": seed,
+        "task_weights": None if task_weights is None else parse_json(task_weights),
+    }
+    values |= {key: value for key, value in flags.items() if value is not None}
+    trainer = AgentSFTTrainer(parse_config(AgentSFTConfig, values, "train sft"), output)
+    figures = trainer.train()
+    print(f"done: {output / 'final'}")
+    if as_json:
+        print(json.dumps({"path": str(output / "final"), **figures}))
+
+
+def parse_json(text: str) -> Any:
+    from sharpen.types import SharpenError
+
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise SharpenError(f"--task-weights: not JSON: {error}") from None

@@ -1,0 +1,1 @@
+"""Training: one learner, and one short flat loop a method over it."""

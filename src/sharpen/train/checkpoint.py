@@ -1,0 +1,56 @@
+"""Checkpoints: atomic folders with a manifest of SHA-256 sums, the last good one found by
+itself."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from sharpen.records import atomic_folder, read_json, sha256_folder, write_json
+from sharpen.train.learner import Learner
+from sharpen.types import SharpenError
+
+MANIFEST = "manifest.json"
+
+
+def save_checkpoint(folder: Path, learner: Learner, values: dict[str, Any], keep: int) -> Path:
+    """Write the learner's state and the loop's own `values`; older checkpoints beyond `keep` go."""
+    from safetensors.torch import save_file
+
+    tensors, plain = learner.state()
+    target = folder / f"step-{learner.steps_done:06d}"
+    with atomic_folder(target) as work:
+        copies = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+        save_file(copies, work / "state.safetensors")
+        write_json(work / "state.json", {"learner": plain, "loop": values})
+        write_json(work / MANIFEST, sha256_folder(work))
+    for old in found_checkpoints(folder)[:-keep]:
+        shutil.rmtree(old)
+    return target
+
+
+def found_checkpoints(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.glob("step-*") if (p / MANIFEST).is_file())
+
+
+def load_last_checkpoint(folder: Path, learner: Learner) -> dict[str, Any] | None:
+    """Restore the newest checkpoint whose sums agree; a damaged one is said and passed over. None
+    if there is none."""
+    from safetensors.torch import load_file
+
+    candidates = found_checkpoints(folder)
+    for path in reversed(candidates):
+        wanted = read_json(path / MANIFEST)
+        found = {n: digest for n, digest in sha256_folder(path).items() if n != MANIFEST}
+        if found != wanted:
+            print(f"{path}: damaged, trying the one before it")
+            continue
+        saved = read_json(path / "state.json")
+        learner.load_state(load_file(path / "state.safetensors"), saved["learner"])
+        return saved["loop"]
+    if candidates:
+        raise SharpenError(
+            f"{folder}: every checkpoint is damaged; remove the folder to start again"
+        )
+    return None

@@ -1,0 +1,233 @@
+"""The only training step: datums in, one optimiser step out, and the same result however it was
+split.
+
+`step` makes micro-batches by token budget, adds up gradients of one loss that is normalised by the
+whole step's trained tokens, clips, and steps AdamW on fp32 master weights. `logprobs` scores. Every
+step draws its randomness from (seed, step), so that a resumed run repeats an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from sharpen.train.batching import Batch, collate, micro_batches, trained_tokens
+from sharpen.train.config import LearnerConfig
+from sharpen.train.losses import learning_rate, selected_logprobs
+from sharpen.types import Datum, SharpenError
+
+Loss = Callable[[torch.Tensor, Batch, float], torch.Tensor]  # logprobs_N, batch, the step's tokens
+MAX_BAD_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    loss: float
+    norm: float
+    lr: float
+    tokens: int  # real tokens of the step, padding not counted
+    trained: int  # of them carrying loss
+    skipped: bool = False
+
+
+class Learner:
+    """Holds the model, its fp32 master weights and the optimiser."""
+
+    def __init__(self, model: Any, config: LearnerConfig, total_steps: int):
+        self.model, self.config, self.total_steps = model, config, total_steps
+        self.device = str(next(model.parameters()).device)
+        self.decoder, self.head = split_model(model)
+        if config.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.enable_input_require_grads()
+        if config.compile:
+            compile_layers(self.decoder)
+        self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        if not self.trained:
+            raise SharpenError("the model has no trainable parameter")
+        # half-precision weights would lose small updates: AdamW steps fp32 copies of them
+        self.master = {
+            n: p if p.dtype == torch.float32 else p.detach().float()
+            for n, p in self.trained.items()
+        }
+        self.optimizer = torch.optim.AdamW(
+            parameter_groups(self.master, config.weight_decay),
+            lr=config.learning_rate,
+            betas=config.adam_betas,
+            fused=self.device.startswith("cuda"),
+        )
+        self.steps_done = 0
+        self.bad_steps = 0
+        self.token_budget = config.token_budget
+
+    def step(self, datums: Sequence[Datum], loss: Loss) -> StepReport:
+        """One optimiser step over `datums`."""
+        trained = sum(trained_tokens(d) for d in datums)
+        if not trained:
+            raise SharpenError("a step without a trained token")
+        lr = learning_rate(
+            self.steps_done,
+            self.total_steps,
+            self.config.learning_rate,
+            self.config.lr_scheduler,
+            math.ceil(self.config.warmup_ratio * self.total_steps),
+        )
+        self.model.train()
+        value = self.accumulate(datums, loss, float(trained))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.master.values(), self.config.clip_norm))
+        skipped = not (math.isfinite(value) and math.isfinite(norm))
+        if skipped:
+            self.bad_steps += 1
+            if self.bad_steps >= MAX_BAD_STEPS:
+                raise SharpenError(
+                    f"step {self.steps_done + 1}: {MAX_BAD_STEPS} steps in a row had a loss or "
+                    "gradient that is not finite; lower the learning rate or look at the data"
+                )
+        else:
+            self.bad_steps = 0
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+            self.publish()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.steps_done += 1
+        tokens = sum(len(d.ids) for d in datums)
+        return StepReport(value, norm, lr, tokens, trained, skipped)
+
+    def accumulate(self, datums: Sequence[Datum], loss: Loss, trained: float) -> float:
+        """Gradients of the whole step into the master weights; on a full GPU again with half the
+        micro-batch."""
+        while True:
+            try:
+                torch.manual_seed(self.config.seed * 1_000_003 + self.steps_done)
+                self.optimizer.zero_grad(set_to_none=True)
+                total = 0.0
+                for chosen in micro_batches([len(d.ids) for d in datums], self.token_budget):
+                    batch = collate([datums[i] for i in chosen], self.device)
+                    part = loss(self.batch_logprobs(batch), batch, trained)
+                    part.backward()
+                    total += float(part.detach())
+                    self.gather_gradients()
+                return total
+            except torch.cuda.OutOfMemoryError:
+                largest = max(len(d.ids) for d in datums)
+                if self.token_budget <= largest:
+                    raise SharpenError(
+                        f"out of GPU memory with one row of {largest} tokens; turn on "
+                        "gradient_checkpointing or lower max_length"
+                    ) from None
+                self.token_budget = max(self.token_budget // 2, largest)
+                for parameter in self.trained.values():
+                    parameter.grad = None
+                torch.cuda.empty_cache()
+                print(f"out of GPU memory: micro-batches of {self.token_budget} tokens from now on")
+
+    def gather_gradients(self) -> None:
+        """Add half-precision gradients to fp32 ones, so that many micro-batches add up exactly."""
+        for name, parameter in self.trained.items():
+            master = self.master[name]
+            if master is parameter or parameter.grad is None:
+                continue
+            master.grad = (
+                parameter.grad.float() if master.grad is None else master.grad.add_(parameter.grad)
+            )
+            parameter.grad = None
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Master weights → the model's own."""
+        for name, parameter in self.trained.items():
+            if self.master[name] is not parameter:
+                parameter.copy_(self.master[name])
+
+    def batch_logprobs(self, batch: Batch) -> torch.Tensor:
+        """Log-probabilities of a batch's trained tokens; logits exist for those positions only."""
+        hidden_B_T_D = self.decoder(input_ids=batch.tokens_B_T, use_cache=False).last_hidden_state
+        hidden_N_D = hidden_B_T_D.flatten(0, 1)[batch.at_N]
+        return selected_logprobs(hidden_N_D, self.head.weight, batch.targets_N)
+
+    @torch.no_grad()
+    def logprobs(self, datums: Sequence[Datum]) -> list[np.ndarray]:
+        """Log-probabilities of each datum's trained tokens, in order."""
+        self.model.eval()
+        found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(datums)
+        for chosen in micro_batches([len(d.ids) for d in datums], self.token_budget):
+            batch = collate([datums[i] for i in chosen], self.device)
+            values, rows = self.batch_logprobs(batch).cpu().numpy(), batch.row_N.cpu().numpy()
+            for row, index in enumerate(chosen):
+                found[index] = values[rows == row]
+        return found
+
+    def mean_loss(self, datums: Sequence[Datum]) -> float:
+        """Mean negative log-likelihood over all trained tokens."""
+        found = self.logprobs(datums)
+        return -float(sum(v.sum(dtype=np.float64) for v in found)) / max(sum(map(len, found)), 1)
+
+    # State -----------------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Everything that the next step depends on: tensors and plain values."""
+        tensors = {f"weight.{n}": p.detach() for n, p in self.master.items()}
+        for name, parameter in self.master.items():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"optim.{key}.{name}"] = value
+        return tensors, {"steps_done": self.steps_done, "bad_steps": self.bad_steps}
+
+    def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
+        missing = [n for n in self.master if f"weight.{n}" not in tensors]
+        if missing:
+            raise SharpenError(
+                f"the checkpoint has no {missing[0]}: it is of another model or adapter"
+            )
+        with torch.no_grad():
+            for name, parameter in self.master.items():
+                parameter.copy_(tensors[f"weight.{name}"])
+                saved = {
+                    k: tensors.get(f"optim.{k}.{name}") for k in ("step", "exp_avg", "exp_avg_sq")
+                }
+                if saved["step"] is not None:
+                    where = {"step": parameter.device if self.device.startswith("cuda") else "cpu"}
+                    self.optimizer.state[parameter] = {
+                        k: v.to(where.get(k, parameter.device)).clone()
+                        for k, v in saved.items()
+                        if v is not None
+                    }
+        self.publish()
+        self.steps_done, self.bad_steps = values["steps_done"], values["bad_steps"]
+
+
+def split_model(model: Any) -> tuple[Any, Any]:
+    """The decoder and the output head, so that logits are made only where they are needed."""
+    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
+        if getattr(causal.config, name, None) not in (None, 1, 1.0):
+            raise SharpenError(
+                f"{causal.config.model_type}: {name} changes its logits, which is not supported yet"
+            )
+    head = causal.get_output_embeddings()
+    if head is None or getattr(head, "bias", None) is not None:
+        raise SharpenError(f"{causal.config.model_type}: its output head is not a plain matrix")
+    return getattr(causal, causal.base_model_prefix), head
+
+
+def compile_layers(decoder: Any) -> None:
+    """Compile the decoder's layers, which are alike: one graph serves all of them, whatever the
+    length."""
+    for layer in decoder.layers:
+        layer.compile(dynamic=True)
+
+
+def parameter_groups(parameters: dict[str, Any], weight_decay: float) -> Iterable[dict[str, Any]]:
+    """Matrices decay; vectors (norms, biases) do not."""
+    matrices = [p for p in parameters.values() if p.dim() > 1]
+    vectors = [p for p in parameters.values() if p.dim() <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
