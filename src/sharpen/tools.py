@@ -155,8 +155,15 @@ def check_call(call: ToolCall, spec: ToolSpec) -> list[str]:
         validator = validator_for(json.dumps(spec.parameters, sort_keys=True))
     except (ValueError, RecursionError) as error:
         return [f"schema of {spec.name}: {first_line(error)}"]
+    return complaints(validator, call.arguments)
+
+
+def complaints(validator: Any, arguments: Json) -> list[str]:
+    """What a compiled schema has to say about some arguments."""
+    if validator.is_valid(arguments):
+        return []
     problems = []
-    for error in validator.iter_errors(call.arguments):
+    for error in validator.iter_errors(arguments):
         at = ".".join(str(part) for part in error.instance_path)
         problems.append(f"{at}: {error.message}" if at else error.message)
     return problems

@@ -20,8 +20,9 @@ from sharpen.world.domain import Domain, DomainError, Tool, load_domain
 from sharpen.world.episode import Episode, Faults, World, outcome_of
 from sharpen.world.expressions import Expression
 from sharpen.world.fields import FAMILIES, Family, value_schema
-from sharpen.world.operations import Figure
 from sharpen.world.phrases import SLOT, fill, slots
+from sharpen.world.reading import Figure
+from sharpen.world.sampling import Sampler
 from sharpen.world.state import seeded
 
 TOOLS, SHARED, OPS, SEEDS = 24, 8, 10, 12
@@ -172,7 +173,7 @@ def common_failure(domain: Domain, tool: Tool, family: Family) -> str:
     for seed in range(40):
         episode = Episode([domain], seed, family, Faults())
         names = {*tool.required, *slots(tool.operation.ask[0])}
-        arguments = episode.arguments(tool, seeded(seed), names)
+        arguments = Sampler(episode, tool, seeded(seed)).arguments(names)
         result = episode.call(ToolCall(tool.name, arguments))
         seen[f"{outcome_of(result)} ({result.get('message', 'nothing found')})"] += 1
     return seen.most_common(1)[0][0]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +19,17 @@ except ImportError:
     from yaml import SafeLoader
 
 from sharpen.config import Config, ConfigError, one_line, parse_config
+from sharpen.tools import validator_for
 from sharpen.types import Json, SharpenError, ToolSpec
-from sharpen.world import effects, operations
+from sharpen.world import editing, making, reading
 from sharpen.world.fields import Field, shared_pools, value_schema
-from sharpen.world.operations import Operation, Param, Shape
 from sharpen.world.phrases import SLOT
 from sharpen.world.state import Entities, Entity
+from sharpen.world.templates import Operation, Param, Shape
 
 OPERATIONS: dict[str, type[Operation]] = {
     cls.op: cls
-    for module in (operations, effects)
+    for module in (reading, making, editing)
     for cls in vars(module).values()
     if isinstance(cls, type) and issubclass(cls, Operation) and "op" in vars(cls) and cls.op
 }
@@ -69,7 +72,7 @@ def unique_mapping(loader: Any, node: yaml.MappingNode) -> Json:
 Loader.add_constructor("tag:yaml.org,2002:map", unique_mapping)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Tool:
     """One executable tool: its template with settings, and what was derived from them."""
 
@@ -79,6 +82,14 @@ class Tool:
     params: dict[str, Param]
     shape: Shape
     spec: ToolSpec
+
+    @cached_property
+    def validator(self) -> Any:
+        return validator_for(json.dumps(self.spec.parameters))
+
+    @cached_property
+    def defaults(self) -> Json:
+        return {p.name: p.default for p in self.params.values()}
 
     @property
     def read_only(self) -> bool:

@@ -13,15 +13,15 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from sharpen.tools import check_call
+from sharpen.tools import complaints
 from sharpen.types import Json, SharpenError, ToolCall
 from sharpen.world.domain import Domain, Tool, load_domain
 from sharpen.world.expressions import ToolFailure
-from sharpen.world.fields import TODAY, Draw, Family, plain
-from sharpen.world.operations import Call, Param
+from sharpen.world.fields import TODAY, Family, plain
+from sharpen.world.sampling import Sampler
 from sharpen.world.state import Entity, Tables, base_rows, diff, seeded
+from sharpen.world.templates import Call
 
 DOMAINS = Path(__file__).parent / "domains"
 TRIES = 80  # arguments drawn before a tool is said not to reach an outcome from this state
@@ -62,11 +62,10 @@ class World:
     """All categories of a folder of domain files, each read when it is first needed."""
 
     def __init__(self, folder: str | Path = DOMAINS):
-        self.files = {
-            file.stem.replace("_", "/", 1): file for file in sorted(Path(folder).glob("*.yaml"))
-        }
-        if not self.files:
+        found = sorted(Path(folder).glob("*.yaml"))
+        if not found:
             raise SharpenError(f"{folder}: no domain files (*.yaml)")
+        self.files = {file.stem.replace("_", "/", 1): file for file in found}
         self.loaded: dict[str, Domain] = {}
 
     @property
@@ -88,9 +87,9 @@ class World:
             yield from self.domain(category).tools.values()
 
     def tool(self, name: str) -> Tool:
-        for category in self.files:
-            if name in self.domain(category).tools:
-                return self.domain(category).tools[name]
+        for tool in self.tools():
+            if tool.name == name:
+                return tool
         raise SharpenError(f"no tool {name!r} in the world")
 
     def episode(
@@ -114,7 +113,7 @@ def shipped_world() -> World:
 class Episode:
     """One state and the tools that act on it."""
 
-    def __init__(self, domains: list[Domain], seed: int, family: Family, faults: Faults):
+    def __init__(self, domains: Iterable[Domain], seed: int, family: Family, faults: Faults):
         self.domains = {domain.category: domain for domain in domains}
         self.seed, self.faults = seed, faults
         self.family: Family = family
@@ -128,15 +127,15 @@ class Episode:
         category, name = entity.table.split(".")
         return base_rows(self.domains[category].entities, name, self.family, self.seed)
 
+    def tools(self) -> Iterator[Tool]:
+        for domain in self.domains.values():
+            yield from domain.tools.values()
+
     def tool(self, name: str) -> Tool | None:
         for domain in self.domains.values():
             if name in domain.tools:
                 return domain.tools[name]
         return None
-
-    def tools(self) -> Iterator[Tool]:
-        for domain in self.domains.values():
-            yield from domain.tools.values()
 
     def call(self, call: ToolCall, offered: Container[str] | None = None) -> Json:
         """Execute one call, of the tools on offer. Whatever is wrong with it is the answer, never
@@ -145,7 +144,7 @@ class Episode:
         tool = self.tool(call.name)
         if tool is None or (offered is not None and call.name not in offered):
             return failure("unknown_tool", f"there is no tool {call.name!r}")
-        problems = check_call(call, tool.spec)
+        problems = complaints(tool.validator, call.arguments)
         if problems:
             return failure("invalid_argument", "; ".join(problems))
         if fault:
@@ -156,14 +155,15 @@ class Episode:
             return failure(error.code, error.message)
 
     def execute(self, tool: Tool, arguments: Json) -> Json:
-        args = {p.name: p.default for p in tool.params.values()} | arguments
+        args = tool.defaults | arguments
         for name, value in arguments.items():
             if isinstance(value, (int, float)) and abs(value) > LARGEST:
                 raise ToolFailure("invalid_argument", f"{name}: too large")
             if isinstance(value, float):
                 args[name] = plain(value)
         entities = self.domains[tool.category].entities
-        running = Call(entities, self.tables, tool.params, args, self.constants)
+        home = entities.entities.get(tool.operation.entity)
+        running = Call(entities, self.tables, tool.params, args, self.constants, home)
         result = tool.operation.execute(running)
         for entity, key, row in running.writes:
             self.tables.put(entity, key, row)
@@ -171,7 +171,7 @@ class Episode:
 
     def fork(self) -> Episode:
         """The same state, to try something without consequences or injected faults."""
-        other = Episode(list(self.domains.values()), self.seed, self.family, Faults())
+        other = Episode(self.domains.values(), self.seed, self.family, Faults())
         other.restore(self.snapshot())
         return other
 
@@ -210,85 +210,15 @@ class Episode:
     ) -> ToolCall | None:
         """A call of `tool` with its required parameters and those under `using`, that has this
         outcome (`ok`, or an error's code) in the present state; None when none was found."""
-        names = {*tool.required, *using}
+        sampler, names = Sampler(self, tool, rng), {*tool.required, *using}
         for _ in range(TRIES):
-            arguments = self.arguments(tool, rng, names)
+            arguments = sampler.arguments(names)
             if outcome == "not_found":
-                arguments = self.misdirect(tool, rng, arguments)
+                arguments = sampler.misdirect(arguments)
             call = ToolCall(tool.name, arguments)
-            result = self.fork().call(call)
-            if outcome_of(result) == outcome:
+            if outcome_of(self.fork().call(call)) == outcome:
                 return call
         return None
-
-    def draw(self, tool: Tool, rng: random.Random) -> Draw:
-        entities = self.domains[tool.category].entities
-
-        def keys(name: str) -> list[str]:
-            return list(self.tables.rows(entities[name]))
-
-        return Draw(rng, self.family, entities.pools, keys)
-
-    def arguments(self, tool: Tool, rng: random.Random, names: set[str]) -> Json:
-        """Arguments around one row, so that conditions meet something."""
-        draw, operation = self.draw(tool, rng), tool.operation
-        entities = self.domains[tool.category].entities
-        rows = (
-            list(self.tables.rows(entities[operation.entity]).values()) if operation.entity else []
-        )
-        anchor = rng.choice(rows) if rows else {}
-        out: Json = {}
-        for param in (p for p in tool.params.values() if p.name in names):
-            if param.many:
-                out[param.name] = several(param, draw, anchor)
-            elif param.anchor and anchor.get(param.anchor) not in (None, []):
-                out[param.name] = near(param, anchor[param.anchor], draw)
-            elif (
-                operation.keyed and param.name in anchor and param.field.entity == operation.entity
-            ):
-                out[param.name] = anchor[param.name]
-            else:
-                out[param.name] = draw.value(param.field)
-        return out
-
-    def misdirect(self, tool: Tool, rng: random.Random, arguments: Json) -> Json:
-        """The same arguments with one key that nothing has."""
-        takes = [n for n in tool.takes if isinstance(arguments.get(n), str)]
-        entities, draw = self.domains[tool.category].entities, self.draw(tool, rng)
-        for name in takes[:1]:
-            entity = entities[tool.takes[name]]
-            return arguments | {name: draw.value(entity.fields[entity.key])}
-        return arguments
-
-
-def near(param: Param, value: Any, draw: Draw) -> Any:
-    """A condition's value that a row with `value` meets."""
-    if param.op in ("<=", "<", ">=", ">") and not isinstance(value, str):
-        span = abs(value) * 0.25 + (0 if isinstance(value, float) else 1)
-        moved = value + (span if param.op in ("<=", "<") else -span)
-        low = 0 if value >= 0 else moved
-        return max(
-            low, round(moved) if abs(moved) >= 10 or isinstance(value, int) else round(moved, 1)
-        )
-    if param.op == "contains":
-        return max(str(value).split(), key=len).strip(".,;:").lower()
-    if param.op == "on":
-        return value[:10]
-    return draw.rng.choice(value) if param.op == "has" else value
-
-
-def several(param: Param, draw: Draw, anchor: Json) -> list[Any]:
-    low, high = param.many or (1, 1)
-    count = draw.rng.randint(max(low, 1), min(high, 3))
-    first = anchor.get(param.anchor or param.name.removesuffix("s"))
-    found = [first] if first is not None else []
-    while len(found) < count:
-        value = draw.value(param.field)
-        if value in found and count > low:
-            count -= 1
-        elif value not in found:
-            found.append(value)
-    return found
 
 
 def failure(code: str, message: str) -> Json:

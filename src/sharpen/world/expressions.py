@@ -98,28 +98,40 @@ class Expression:
         owners = {owner for owner, _ in self.attributes}
         names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
         self.names = names - called - owners
-        tree = ast.fix_missing_locations(Subscripted().visit(tree))
-        self.code = compile(tree, "<domain>", "eval")
+        self.code = compiled(tree)
 
     def __call__(self, scope: Mapping[str, Any]) -> Any:
         try:
-            return eval(self.code, GLOBALS, scope)
+            return self.code(scope)
         except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
             raise ToolFailure("invalid_argument", f"cannot be worked out: {error}") from None
-        except (NameError, KeyError) as error:
+        except KeyError as error:
             raise SharpenError(f"expression {self.source!r}: unknown name ({error})") from None
 
 
-class Subscripted(ast.NodeTransformer):
-    """`flight.fare` → `flight['fare']`, as rows are dicts; `**` → `power`, which cannot hang."""
+def compiled(tree: ast.Expression) -> Callable[[Mapping[str, Any]], Any]:
+    """A function of the scope: `flight.fare` reads `scope['flight']['fare']`."""
+    body = ast.unparse(Scoped().visit(tree))
+    return eval(f"lambda scope: {body}", GLOBALS)
+
+
+class Scoped(ast.NodeTransformer):
+    """Names become items of the scope, as rows are dicts; `**` becomes `power`, which cannot
+    hang."""
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Subscript(ast.Name("scope"), ast.Constant(node.id))
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        return ast.Subscript(node.value, ast.Constant(node.attr), ast.Load())
+        return ast.Subscript(self.visit(node.value), ast.Constant(node.attr))
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        return ast.Call(node.func, [self.visit(arg) for arg in node.args], [])
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
         if isinstance(node.op, ast.Pow):
-            return ast.Call(ast.Name("power", ast.Load()), [node.left, node.right], [])
+            return ast.Call(ast.Name("power"), [node.left, node.right], [])
         return node
 
 

@@ -4,12 +4,10 @@ parameters and outputs are derived from it.
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, timedelta
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +38,9 @@ KINDS = {
     "list": "three or more values, or an entity's name",
     "object": "a mapping of fields",
 }
+NUMBERS = ("int", "number", "money")
 STEPS = {"money": 0.01, "number": 0.1}
+LEAST = {"choice": 2, "text": 5, "list": 3}
 POOL = re.compile(r"\{(\w+)\}")
 
 
@@ -78,43 +78,44 @@ class Field(Config):
         return self.spec if self.kind in ("ref", "list") and isinstance(self.spec, str) else ""
 
     @property
-    def decimals(self) -> int:
-        step = self.step or STEPS.get(self.kind, 1)
-        return len(f"{step:.6f}".rstrip("0").split(".")[1])
+    def grid(self) -> float:
+        return self.step or STEPS.get(self.kind, 1)
+
+    @cached_property
+    def places(self) -> int:
+        """Decimals that are kept of a computed value."""
+        decimals = len(f"{self.grid:.6f}".rstrip("0").split(".")[1])
+        return 0 if self.kind == "int" else max(2, decimals)
 
     def coerce(self, value: Any) -> Any:
         """A computed value as this field stores it."""
-        if value is None or isinstance(value, (str, bool, list, dict)):
+        if self.kind not in NUMBERS or value is None:
             return value
-        if self.kind == "int":
-            return round(value)
-        places = max(2, self.decimals)
-        return plain(round(value, places)) if self.kind in ("money", "number") else value
+        return plain(round(value, self.places))
 
 
 def normal(kind: str, spec: Any) -> Any:
-    """A kind's details as the generators want them, or what is wrong with them."""
-    problem = ValueError(f"{kind}: expected {KINDS[kind]}, found {spec!r}")
+    """A kind's details as the rest wants them, or what is wrong with them."""
     if kind == "id" and isinstance(spec, str) and spec:
         return spec if "#" in spec else f"{spec}-####"
-    if kind in ("int", "number", "money", "date", "datetime", "time"):
-        good = isinstance(spec, list) and len(spec) == 2 and spec[0] <= spec[1]
-        if not good or (kind == "time") != isinstance(spec[0], str):
-            raise problem
-        return tuple(spec)
-    if kind in ("choice", "text", "list") and isinstance(spec, list):
+    if kind in (*NUMBERS, "date", "datetime", "time"):
+        pair = isinstance(spec, list) and len(spec) == 2 and spec[0] <= spec[1]
+        if pair and (kind == "time") == isinstance(spec[0], str):
+            return tuple(spec)
+    elif kind in LEAST and isinstance(spec, list):
         plain = all(isinstance(v, (str, int, float)) and not isinstance(v, bool) for v in spec)
-        least = {"choice": 2, "text": 5, "list": 3}[kind]
-        if not plain or len(spec) < least or len(set(spec)) < len(spec):
-            raise ValueError(f"{kind}: at least {least} different values are needed: {spec!r}")
+        if not plain or not LEAST[kind] <= len(spec) == len(set(spec)):
+            raise ValueError(
+                f"{kind}: at least {LEAST[kind]} different values are needed: {spec!r}"
+            )
         return tuple(spec)
-    if kind in ("text", "ref", "list") and isinstance(spec, str) and spec:
+    elif kind in ("text", "ref", "list") and isinstance(spec, str) and spec:
         return f"{{{spec}}}" if kind == "text" and "{" not in spec else spec
-    if kind == "bool" and (spec is True or isinstance(spec, float)):
+    elif kind == "bool" and (spec is True or isinstance(spec, float)):
         return 0.5 if spec is True else spec
-    if kind == "object" and isinstance(spec, dict) and spec:
+    elif kind == "object" and isinstance(spec, dict) and spec:
         return {name: Field.model_validate(inner) for name, inner in spec.items()}
-    raise problem
+    raise ValueError(f"{kind}: expected {KINDS[kind]}, found {spec!r}")
 
 
 @cache
@@ -129,78 +130,106 @@ def part(values: tuple[str, ...], family: Family) -> tuple[str, ...]:
     return tuple(v for i, v in enumerate(values) if i % 5 in PARTS[family])
 
 
-@dataclass(slots=True)
-class Draw:
-    """Where values come from: a seeded generator, a family, and the keys of other entities."""
+# Drawing values --------------------------------------------------------------------------------
 
-    rng: random.Random
-    family: Family
-    pools: Mapping[str, tuple[str, ...]]
-    keys: Callable[[str], Sequence[str]]
+DRAW = "random, sample, keys"  # of a seeded generator; keys: an entity's name → the keys it has
+QUARTERS = [clock(at) for at in range(7 * 60, 21 * 60, 15)]
 
-    def value(self, field: Field) -> Any:
-        return GENERATORS[field.kind](self, field)
 
-    def one(self, values: Sequence[Any]) -> Any:
-        """`rng.choice`, three times as fast."""
-        return values[int(self.rng.random() * len(values))]
+class Drawing:
+    """How a family's values are drawn, written as Python: a table's rows come from one compiled
+    function, for they are drawn by the million."""
 
-    def between(self, low: int, high: int) -> int:
-        return low + int(self.rng.random() * (high - low + 1))
+    def __init__(self, family: Family, pools: Mapping[str, tuple[str, ...]]):
+        self.family: Family = family
+        self.pools = pools
+        self.names: Json = {"plain": plain}
+
+    def value(self, field: Field) -> Callable[..., Any]:
+        """`value(random, sample, keys)` → one value."""
+        return eval(f"lambda {DRAW}: {self.source(field)}", self.names)
+
+    def row(self, fields: Mapping[str, Field]) -> Callable[..., None]:
+        """`row(row, scope, random, sample, keys)` fills a row, in the order of the fields."""
+        lines = [f"def row(row, scope, {DRAW}):"]
+        for name, field in fields.items():
+            source = self.source(field)
+            if field.calc is not None:
+                alone = not field.calc.attributes and field.calc.names <= set(fields)
+                given = "row" if alone else "scope(row)"
+                source = f"{self.constant(field.coerce)}({self.constant(field.calc)}({given}))"
+            source = f"None if random() < {field.none} else {source}" if field.none else source
+            lines.append(f"    row[{name!r}] = {source}")
+        exec("\n".join([*lines, "    return None"]), self.names)
+        return self.names["row"]
+
+    def constant(self, value: Any) -> str:
+        name = f"c{len(self.names)}"
+        self.names[name] = value
+        return name
+
+    def one_of(self, values: Sequence[Any]) -> str:
+        return f"{self.constant(values)}[int(random() * {len(values)})]"
+
+    def source(self, field: Field) -> str:
+        if isinstance(field.spec, tuple) and field.kind in ("choice", "text", "date", "time"):
+            return self.one_of(options(field, self.family))
+        return getattr(self, "number" if field.kind in NUMBERS else field.kind)(field)
+
+    def number(self, field: Field) -> str:
+        (low, high), step = field.spec, field.grid
+        count = int((high - low) / step + 1e-9) + 1
+        value = f"{low} + {step} * int(random() * {count})"
+        return f"int({value})" if field.kind == "int" else f"plain(round({value}, 4))"
 
     def id(self, field: Field) -> str:
-        first, *rest = re.split("(#)", field.spec)  # the first digit tells the family
-        digits, out = DIGITS[self.family], [first]
-        for piece in rest:
-            out.append(self.one(digits) if piece == "#" else piece)
-            digits = "0123456789" if piece == "#" else digits
-        return "".join(out)
+        head, *rest = field.spec.split("#")
+        digits = [
+            DIGITS[self.family],
+            *["0123456789"] * (len(rest) - 1),
+        ]  # the first tells families
+        drawn = [f" + {self.one_of(d)} + {text!r}" for d, text in zip(digits, rest, strict=True)]
+        return f"{head!r}{''.join(drawn)}"
 
     def text(self, field: Field) -> str:
-        if isinstance(field.spec, tuple):
-            return self.one(part(field.spec, self.family))
-        pieces = POOL.split(field.spec)  # text, pool, text, pool, … text
-        for i in range(1, len(pieces), 2):
-            pieces[i] = self.one(part(self.pools[pieces[i]], self.family))
-        return "".join(pieces)
-
-    def number(self, field: Field) -> float | int:
-        low, high = field.spec
-        step = field.step or STEPS.get(field.kind, 1)
-        value = low + step * self.between(0, int((high - low) / step + 1e-9))
-        return int(value) if field.kind == "int" else plain(round(value, 4))
-
-    def date(self, field: Field) -> str:
-        return str(TODAY[self.family] + timedelta(days=self.between(*field.spec)))
-
-    def time(self, field: Field) -> str:
-        low, high, step = minutes(field.spec[0]), minutes(field.spec[1]), int(field.step or 30)
-        return clock(low + step * self.between(0, (high - low) // step))
+        pieces = [repr(piece) for piece in POOL.split(field.spec)]  # text, pool, text, …
+        for i, name in enumerate(POOL.findall(field.spec)):
+            pieces[2 * i + 1] = self.one_of(part(self.pools[name], self.family))
+        return " + ".join(pieces)
 
     def datetime(self, field: Field) -> str:
-        return f"{self.date(field)}T{clock(7 * 60 + 15 * self.between(0, 55))}"
+        return f"{self.one_of(options(field, self.family))} + 'T' + {self.one_of(QUARTERS)}"
 
-    def several(self, field: Field) -> list[Any]:
-        values = self.keys(field.spec) if isinstance(field.spec, str) else field.spec
-        count = min(self.between(*field.size), len(values))
-        return sorted(self.rng.sample(values, count))
+    def bool(self, field: Field) -> str:
+        return f"random() < {field.spec}"
+
+    def ref(self, field: Field) -> str:
+        return f"(found := keys({field.spec!r}))[int(random() * len(found))]"
+
+    def list(self, field: Field) -> str:
+        low, high = field.size
+        values = f"keys({field.spec!r})" if field.entity else self.constant(field.spec)
+        count = f"{low} + int(random() * {high - low + 1})"
+        return f"sorted(sample(found := {values}, min({count}, len(found))))"
+
+    def object(self, field: Field) -> str:
+        inner = [f"{name!r}: {self.source(f)}" for name, f in field.spec.items()]
+        return f"{{{', '.join(inner)}}}"
 
 
-GENERATORS: dict[str, Callable[[Draw, Field], Any]] = {
-    "id": Draw.id,
-    "choice": lambda draw, field: draw.one(field.spec),
-    "text": Draw.text,
-    "int": Draw.number,
-    "number": Draw.number,
-    "money": Draw.number,
-    "date": Draw.date,
-    "datetime": Draw.datetime,
-    "time": Draw.time,
-    "bool": lambda draw, field: draw.rng.random() < field.spec,
-    "ref": lambda draw, field: draw.one(draw.keys(field.spec)),
-    "list": Draw.several,
-    "object": lambda draw, field: {name: draw.value(f) for name, f in field.spec.items()},
-}
+def options(field: Field, family: Family) -> Sequence[Any]:
+    """All values of a field that has a list of them."""
+    if field.kind in ("date", "datetime"):
+        days = range(field.spec[0], field.spec[1] + 1)
+        return [str(TODAY[family] + timedelta(days=day)) for day in days]
+    if field.kind == "time":
+        low, high = map(minutes, field.spec)
+        return [clock(at) for at in range(low, high + 1, int(field.step or 30))]
+    return part(field.spec, family) if field.kind == "text" else field.spec
+
+
+# Schemas ---------------------------------------------------------------------------------------
+
 TYPES: dict[str, Json] = {
     "int": {"type": "integer"},
     "number": {"type": "number"},
@@ -212,38 +241,32 @@ TYPES: dict[str, Json] = {
 }
 
 
-def value_schema(field: Field, described: bool = True) -> Json:
+def value_schema(field: Field) -> Json:
     """The JSON schema of a field's values."""
     out: Json = dict(TYPES.get(field.kind, {"type": "string"}))
     if field.kind == "choice":
-        out["type"] = json_type(field.spec)
-        out["enum"] = list(field.spec)
+        out = one_of_schema(field.spec)
     elif field.kind == "list":
-        item: Json = {"type": "string"}
-        if isinstance(field.spec, tuple):
-            item = {"type": json_type(field.spec), "enum": list(field.spec)}
-        out = {"type": "array", "items": item}
+        out = {"type": "array", "items": {"type": "string"}}
+        out |= {} if field.entity else {"items": one_of_schema(field.spec)}
     elif field.kind == "object":
-        inner = {name: value_schema(f, described) for name, f in field.spec.items()}
+        inner = {name: value_schema(f) for name, f in field.spec.items()}
         required = [name for name, f in field.spec.items() if f.default is None and not f.none]
         out = {"type": "object", "properties": inner, "required": required}
         out["additionalProperties"] = False
-    elif field.kind in ("int", "number", "money"):
-        if field.bounds:
-            out |= {"minimum": plain(field.bounds[0]), "maximum": plain(field.bounds[1])}
-        elif field.spec[0] >= 0:
-            out["minimum"] = 1 if field.kind == "int" and field.spec[0] >= 1 else 0
+    elif field.kind in NUMBERS and field.bounds:
+        out |= {"minimum": plain(field.bounds[0]), "maximum": plain(field.bounds[1])}
+    elif field.kind in NUMBERS and field.spec[0] >= 0:
+        out["minimum"] = 1 if field.kind == "int" and field.spec[0] >= 1 else 0
     if field.format:
         out["format"] = field.format
-    if described and field.about:
-        out["description"] = sentence(field.about)
-    return out
+    return out | {"description": sentence(field.about)}
 
 
-def json_type(values: Sequence[Any]) -> str:
-    if all(isinstance(v, int) for v in values):
-        return "integer"
-    return "string" if all(isinstance(v, str) for v in values) else "number"
+def one_of_schema(values: Sequence[Any]) -> Json:
+    names = {int: "integer", str: "string"}
+    kinds = {names.get(type(v), "number") for v in values}
+    return {"type": kinds.pop() if len(kinds) == 1 else "number", "enum": list(values)}
 
 
 def plain(number: float) -> float | int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +19,7 @@ from pydantic import model_validator
 from sharpen.config import Config
 from sharpen.types import Json
 from sharpen.world.expressions import ToolFailure
-from sharpen.world.fields import TODAY, Draw, Family, Field, part, shared_pools
+from sharpen.world.fields import TODAY, Drawing, Family, Field, part, shared_pools
 
 
 class Entity(Config):
@@ -43,7 +43,7 @@ class Entity(Config):
         values = values | {"key": next(iter(values.get("fields") or ()), "")}
         return values | {"noun": noun, "plural": values.get("plural") or f"{values['name']}s"}
 
-    def show(self, row: Json, names: Sequence[str]) -> Json:
+    def show(self, row: Json, names: Iterable[str]) -> Json:
         """The row as a caller may see and change it."""
         return {n: own_copy(row[n]) for n in names or self.fields}
 
@@ -54,9 +54,24 @@ class Entity(Config):
             for n, v in row.items()
         }
 
+    def reference(self) -> Field:
+        """The key, as other rows and parameters hold it."""
+        key = self.fields[self.key]
+        return Field(kind="ref", spec=self.name, about=key.about, question=key.question)
+
+    def select(self, names: Iterable[str]) -> dict[str, Field]:
+        """These fields, or all of them; a name that is none of them is an error."""
+        chosen = list(names) or list(self.fields)
+        for name in chosen:
+            if name not in self.fields:
+                raise ValueError(f"{self.name} has no field {name!r}")
+        return {n: self.reference() if n == self.key else self.fields[n] for n in chosen}
+
 
 def own_copy(value: Any) -> Any:
-    return json.loads(json.dumps(value)) if isinstance(value, (list, dict)) else value
+    if isinstance(value, list):
+        return [own_copy(v) for v in value]
+    return {k: own_copy(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 class Entities:
@@ -66,6 +81,7 @@ class Entities:
         self.category, self.entities = category, entities
         self.pools = shared_pools() | {name: tuple(values) for name, values in pools.items()}
         self.by_table = {entity.table: entity for entity in entities.values()}
+        self.compiled: dict[tuple[Family, int], tuple[object, Callable[..., Any]]] = {}
         self.holders: dict[str, list[str]] = {e.name: [e.key] for e in entities.values()}
         for entity in entities.values():
             for name, field in entity.fields.items():
@@ -76,9 +92,30 @@ class Entities:
         return self.entities[name]
 
     def reference(self, child: str, parent: str) -> str:
-        """The field by which rows of `child` point at `parent`, or nothing."""
-        fields = self.entities[child].fields.items()
-        return next((n for n, f in fields if f.kind == "ref" and f.spec == parent), "")
+        """The field by which rows of `child` point at `parent`."""
+        fields = self.entities[child].fields if child in self.entities else {}
+        for name, field in fields.items():
+            if field.kind == "ref" and field.spec == parent:
+                return name
+        raise ValueError(f"{child!r} has no reference to {parent}")
+
+    def value(self, field: Field, family: Family) -> Callable[..., Any]:
+        """What draws a value of this field."""
+        return self.once(field, family, lambda draw: draw.value(field))
+
+    def row(self, entity: Entity, family: Family) -> Callable[..., None]:
+        """What draws all of a row but its key."""
+        rest = {n: f for n, f in entity.fields.items() if n != entity.key}
+        return self.once(entity, family, lambda draw: draw.row(rest))
+
+    def once(
+        self, owner: object, family: Family, build: Callable[[Drawing], Callable[..., Any]]
+    ) -> Callable[..., Any]:
+        found = self.compiled.get((family, id(owner)))
+        if found is None:  # the owner is kept too, so that its id stays its own
+            found = owner, build(Drawing(family, self.pools))
+            self.compiled[family, id(owner)] = found
+        return found[1]
 
 
 class Scope(dict[str, Any]):
@@ -106,41 +143,35 @@ def base_keys(entities: Entities, name: str, family: Family, seed: int) -> tuple
     entity = entities[name]
     field = entity.fields[entity.key]
     rng = seeded(entity.table, family, seed, "keys")
-    if field.kind == "choice":
-        return tuple(rng.sample(field.spec, min(entity.rows, len(field.spec))))
-    if field.kind == "text" and isinstance(field.spec, tuple):
-        values = part(field.spec, family)
+    if isinstance(field.spec, tuple):
+        values = part(field.spec, family) if field.kind == "text" else field.spec
         return tuple(rng.sample(values, min(entity.rows, len(values))))
-    draw = Draw(rng, family, entities.pools, lambda _: ())
+    make = entities.value(field, family)
     keys: dict[str, None] = {}
     while len(keys) < entity.rows:
-        keys[draw.value(field)] = None
+        keys[make(rng.random, rng.sample, None)] = None
     return tuple(keys)
 
 
 @lru_cache(maxsize=4096)
 def base_rows(entities: Entities, name: str, family: Family, seed: int) -> dict[str, Json]:
     """An entity's rows at the start of an episode; shared, so never changed in place."""
-    entity = entities[name]
+    entity, today = entities[name], {"today": str(TODAY[family])}
     rng = seeded(entity.table, family, seed)
-    draw = Draw(rng, family, entities.pools, lambda e: base_keys(entities, e, family, seed))
-    rows: dict[str, Json] = {}
+
+    def keys(other: str) -> tuple[str, ...]:
+        return base_keys(entities, other, family, seed)
 
     def find(other: str, key: str) -> Json:
         return base_rows(entities, other, family, seed)[key]
 
-    others = [(n, f) for n, f in entity.fields.items() if n != entity.key]
-    for key in base_keys(entities, name, family, seed):
-        row: Json = {entity.key: key}
-        for field_name, field in others:
-            if field.none and rng.random() < field.none:
-                row[field_name] = None
-            elif field.calc is not None:
-                scope = Scope(entities, find, row | {"today": str(TODAY[family])})
-                row[field_name] = field.coerce(field.calc(scope))
-            else:
-                row[field_name] = draw.value(field)
-        rows[key] = row
+    def scope(row: Json) -> Scope:
+        return Scope(entities, find, row | today)
+
+    fill, rows = entities.row(entity, family), dict[str, Json]()
+    for key in keys(name):
+        rows[key] = {entity.key: key}
+        fill(rows[key], scope, rng.random, rng.sample, keys)
     return rows
 
 
@@ -161,9 +192,7 @@ class Tables:
 
     def get(self, entity: Entity, key: Any) -> Json | None:
         edits = self.edits.get(entity.table)
-        if edits and key in edits:
-            return edits[key]
-        return self.base(entity).get(key)
+        return edits[key] if edits and key in edits else self.base(entity).get(key)
 
     def find(self, entity: Entity, key: Any) -> Json:
         row = self.get(entity, key)
@@ -179,12 +208,12 @@ class Tables:
         """One digit longer than the seeded keys, from what the row says."""
         text = json.dumps(entity.public(row, None), sort_keys=True, ensure_ascii=False)
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
-        head, _, tail = entity.fields[entity.key].spec.partition("#")
-        digits = tail.count("#") + 2
+        head, *rest = entity.fields[entity.key].spec.split("#")
+        least = 10 ** len(rest)
         while True:
-            body = str(10 ** (digits - 1) + number % (9 * 10 ** (digits - 1)))
-            key = head + body[:2] + fill_digits(tail, body[2:])
-            if self.get(entity, key) is None:
+            digits = str(least + number % (9 * least))
+            tail = "".join(d + piece for d, piece in zip(digits[1:], rest, strict=True))
+            if self.get(entity, key := head + digits[0] + tail) is None:
                 return key
             number += 1  # the same row made twice is two rows
 
@@ -203,27 +232,22 @@ class Tables:
         return out
 
 
-def fill_digits(pattern: str, digits: str) -> str:
-    supply = iter(digits)
-    return "".join(next(supply) if c == "#" else c for c in pattern)
-
-
 def diff(found: Json, wanted: Json) -> list[str]:
     """Two `changes()` as readable lines: what one state has that the other has not."""
     lines = []
-    for table in sorted({*found, *wanted}):
+    pairs = sorted({(t, key) for state in (found, wanted) for t in state for key in state[t]})
+    for table, key in pairs:
         left, right = found.get(table, {}), wanted.get(table, {})
-        for key in sorted({*left, *right}):
-            at = f"{table} {key}"
-            if (key in left) != (key in right):
-                lines.append(f"{at}: {'should not have changed' if key in left else 'not changed'}")
-            elif left[key] is None or right[key] is None:
-                if left[key] != right[key]:
-                    lines.append(f"{at}: {'removed' if left[key] is None else 'not removed'}")
-            else:
-                lines += [
-                    f"{at}.{n}: {left[key].get(n)!r}, expected {v!r}"
-                    for n, v in right[key].items()
-                    if left[key].get(n) != v
-                ]
+        if (key in left) != (key in right):
+            text = "should not have changed" if key in left else "not changed"
+            lines.append(f"{table} {key}: {text}")
+        elif left[key] is None or right[key] is None:
+            if left[key] != right[key]:
+                lines.append(f"{table} {key}: {'not ' if left[key] else ''}removed")
+        else:
+            lines += [
+                f"{table} {key}.{n}: {left[key].get(n)!r}, expected {v!r}"
+                for n, v in right[key].items()
+                if left[key].get(n) != v
+            ]
     return lines
