@@ -81,6 +81,14 @@ def make_model(folder: Path, shape: str, seed: int, base_seed: int = 0) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def link_model(source: Path, folder: Path) -> None:
+    """The same files under another name: enough to measure memory, without 15 GB more of disk."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if not (folder / file.name).exists():
+            os.link(file, folder / file.name)
+
+
 def recipes(base: str, one: str, two: str) -> dict[str, dict]:
     both = [{"model": one}, {"model": two}]
     return {
@@ -113,7 +121,10 @@ def race(
 ) -> list[dict]:
     names = [str(folder / shape / name) for name in ("base", "one", "two")]
     for seed, name in enumerate(names):
-        make_model(Path(name), shape, seed)
+        if shape == "7b" and seed:
+            link_model(Path(names[0]), Path(name))
+        else:
+            make_model(Path(name), shape, seed)
     rows = []
     for method in methods:
         recipe = folder / f"{method}.yaml"

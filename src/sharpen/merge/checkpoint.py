@@ -121,7 +121,8 @@ def open_model(folder: str | Path) -> Safetensors:
         names = sorted(set(read_json(index).get("weight_map", {}).values()))
         files = [folder / Path(name).name for name in names]
     else:
-        files = sorted(folder.glob("*.safetensors"))
+        whole = folder / "model.safetensors"
+        files = [whole] if whole.exists() else sorted(folder.glob("model*.safetensors"))
     if not files:
         pickled = sorted(f.name for f in folder.iterdir() if f.suffix in (".bin", ".pt", ".pth"))
         if pickled:

@@ -11,6 +11,7 @@ import tempfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,15 +72,15 @@ class TaskVectorArithmetic:
         return OrderedDict((name, -scaling * tensor) for name, tensor in task_vector.items())
 
 
-def same_names(first: StateDict, second: StateDict) -> None:
+def same_names(first: Mapping[str, Any], second: Mapping[str, Any], who: str = "models") -> None:
+    """Both hold the same tensors in the same shapes."""
     odd = sorted(first.keys() ^ second.keys())
     if odd:
-        raise SharpenError(f"state dicts differ in {len(odd)} tensors: {', '.join(odd[:3])}")
+        raise SharpenError(f"{who} differ in {len(odd)} tensors: {', '.join(odd[:3])}")
     for name, tensor in first.items():
         if tensor.shape != second[name].shape:
-            raise SharpenError(
-                f"{name}: shapes differ: {list(tensor.shape)}, {list(second[name].shape)}"
-            )
+            shapes = f"{list(tensor.shape)}, {list(second[name].shape)}"
+            raise SharpenError(f"{who}: {name}: shapes differ: {shapes}")
 
 
 # ---- files -----------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ def same_names(first: StateDict, second: StateDict) -> None:
 
 def write_task_vector(base: Weights, tuned: Weights, out: str | Path) -> Json:
     """The difference of two models → a file, read and written in pieces."""
-    same_shapes(base, tuned)
+    same_names(base.tensors, tuned.tensors, f"{base.where} and {tuned.where}")
     counts = {
         name: sum(int(piece.count_nonzero()) for _, piece in pieces(base, tuned, name))
         for name in base.tensors
@@ -145,20 +146,6 @@ def pieces(base: Weights, tuned: Weights, name: str) -> Iterator[tuple[int, Tens
     for start in range(0, spec.rows, step):
         stop = min(spec.rows, start + step)
         yield start, tuned.rows(name, start, stop).float() - base.rows(name, start, stop).float()
-
-
-def same_shapes(base: Weights, tuned: Weights) -> None:
-    odd = sorted(base.tensors.keys() ^ tuned.tensors.keys())
-    if odd:
-        raise SharpenError(
-            f"{base.where} and {tuned.where} differ in {len(odd)} tensors: {', '.join(odd[:3])}"
-        )
-    for name, spec in base.tensors.items():
-        if spec.shape != tuned.tensors[name].shape:
-            raise SharpenError(
-                f"{name}: shapes differ: {base.where} {list(spec.shape)}, {tuned.where} "
-                f"{list(tuned.tensors[name].shape)}"
-            )
 
 
 class Shifted:

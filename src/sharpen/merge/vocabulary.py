@@ -6,7 +6,6 @@ it, or else the mean of those that do, as in mergekit.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -29,10 +28,10 @@ class Vocabulary:
     size: int  # rows of the output's embedding
 
 
-def token_ids(tokenizer: Json, where: str) -> dict[str, int]:
-    vocab = tokenizer.get("model", {}).get("vocab")
-    if not isinstance(vocab, dict):
-        raise SharpenError(f"{where}: tokenizer.json has no vocabulary of token → id to align by")
+def token_ids(tokenizer: Json) -> dict[str, int]:
+    vocab = tokenizer.get("model", {}).get("vocab") or {}
+    if isinstance(vocab, list):  # of a unigram model: [token, score] in the order of ids
+        vocab = {entry[0]: i for i, entry in enumerate(vocab)}
     return vocab | {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
 
 
@@ -45,24 +44,18 @@ def read_tokenizer(model: Weights) -> Json:
 
 def tokenizer_notes(models: Mapping[str, Weights]) -> list[str]:
     """What the tokenizers of the models disagree about."""
-    texts = {
-        model.where: (model.folder / "tokenizer.json").read_bytes()
-        for model in models.values()
-        if (model.folder / "tokenizer.json").exists()
-    }
-    notes, first = [], next(iter(texts), "")
-    for where, text in texts.items():
-        if text == texts[first]:
+    having = [m for m in models.values() if (m.folder / "tokenizer.json").exists()]
+    notes: list[str] = []
+    for other in having[1:]:
+        files = [m.folder / "tokenizer.json" for m in (having[0], other)]
+        if files[0].read_bytes() == files[1].read_bytes():
             continue
-        ours, theirs = (
-            token_ids(json.loads(t), w) for w, t in ((first, texts[first]), (where, text))
-        )
-        changed = [t for t in {**ours, **theirs} if ours.get(t) != theirs.get(t)]
-        if changed:
-            shown = ", ".join(repr(token) for token in changed[:3])
-            notes.append(
-                f"tokenizers of {first} and {where} differ in {len(changed)} tokens: {shown}"
-            )
+        ours, theirs = (token_ids(read_json(file)) for file in files)
+        odd = [token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)]
+        if odd:
+            shown = ", ".join(repr(token) for token in odd[:3])
+            where = f"{having[0].where} and {other.where}"
+            notes.append(f"tokenizers of {where} differ in {len(odd)} tokens: {shown}")
     return notes
 
 
@@ -78,7 +71,7 @@ def align(
     ids = {
         name: {
             token: i
-            for token, i in token_ids(tokenizers[name], model.where).items()
+            for token, i in token_ids(tokenizers[name]).items()
             if i < vocabulary_rows(model)
         }
         for name, model in models.items()
