@@ -22,7 +22,8 @@ class LearnerConfig(Config):
     clip_norm: float = Field(1.0, gt=0)
     token_budget: int = Field(8192, ge=1)  # padded tokens of a micro-batch
     gradient_checkpointing: bool = False
-    compile: bool = False
+    checkpoint_every: int = Field(1, ge=1)  # recompute only each n-th layer
+    compile: bool = False  # worth its minute of start on a GPU
     seed: int = 0
 
 

@@ -45,6 +45,8 @@ class Learner:
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.enable_input_require_grads()
+            for index, layer in enumerate(self.decoder.layers):
+                layer.gradient_checkpointing = index % config.checkpoint_every == 0
         if config.compile:
             compile_layers(self.decoder)
         self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
