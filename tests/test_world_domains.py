@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sharpen.world.check import check_domain, clashes
+from domain_check import check_domain, clashes
 from sharpen.world.episode import DOMAINS
 
 FILES = sorted(DOMAINS.glob("*.yaml"))

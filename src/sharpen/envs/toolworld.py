@@ -37,7 +37,7 @@ class ToolWorld:
 
     def __init__(self, world: World | None = None, max_calls: int = MAX_CALLS):
         self.world = world or shipped_world()
-        self.max_calls = max_calls
+        self.max_calls, self.attempts = max_calls, 0
         self.current: Episode | None = None
 
     def reset(self, task: Task) -> Dialog:
@@ -71,11 +71,11 @@ class ToolWorld:
         return tuple(results), StopReason.TURNS if self.attempts > self.max_calls else None
 
     def answer(self, call: ToolCall) -> Message:
-        self.attempts += 1
+        episode, self.attempts = self.episode, self.attempts + 1
         if self.attempts > self.max_calls:
             result = failure("call_limit", f"no more than {self.max_calls} calls are allowed")
         else:
-            result = self.episode.call(call, self.offered)
+            result = episode.call(call, self.offered)
             self.executed.append(Executed(call, result))
         return Message("tool", compact_json(result), name=call.name, tool_call_id=call.id)
 
