@@ -41,7 +41,7 @@ SPLITS: tuple[Family, ...] = ("test", "dev", "train")
 TASKS = {"selection": 500, "planning": 300, "timing": 300, "end_to_end": 200}
 SFT = {"train": 0.8, "dev": 0.1, "test": 0.1}
 BENCHMARK = {"train": 0.7, "dev": 0.15, "test": 0.15}
-CHUNK, MOST_WAVES = 40, 60
+CHUNK, LEAST = 40, 60  # rows a job, and rows drawn before a kind is given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +130,10 @@ def fill_file(
     """Rows of every kind until the quotas are met."""
     kept: list[Dialog | Task] = []
     for kind, quota in file.quotas.items():
-        found, start = 0, 0
-        for _ in range(MOST_WAVES):
-            if found >= quota:
-                break
-            ahead = max(CHUNK // 4, round((quota - found) * 1.25))
+        found, start, before = 0, 0, -1
+        while found < quota and found > before:  # a wave that adds nothing is the last
+            before = found
+            ahead = max(LEAST, round((quota - found) * 1.25))
             jobs = [
                 Job(file, kind, seed, at, min(CHUNK, start + ahead - at))
                 for at in range(start, start + ahead, CHUNK)

@@ -369,6 +369,7 @@ def draw_dialog(shelf: Shelf, name: str, seed: int, index: int) -> Dialog | None
         return None
     called = list(dict.fromkeys(c.name for m in scene.messages for c in m.tool_calls))
     metadata = {"kind": name, "category": tool.category, "target_tools": called}
+    metadata |= {"seed": episode.seed, "faults": {"at": {str(n): f for n, f in at.items()}}}
     specs = tuple(t.spec for t in offered)
     return Dialog(tuple(scene.messages), specs, task_type=kind.task_type, metadata=metadata)
 

@@ -223,8 +223,8 @@ PARTS: dict[str, dict[str, tuple[Maker, float]]] = {  # with each variant's shar
     "timing": {
         "call": (act, 0.28),
         "ask": (ask, 0.26),
-        "explain": (explain, 0.12),
-        "remember": (remember, 0.12),
+        "explain": (explain, 0.14),
+        "remember": (remember, 0.10),
         "reckon": (reckon, 0.01),
         "decline": (decline, 0.21),
     },

@@ -1,0 +1,336 @@
+"""The builder over a small world: same bytes, real results, executed gold, no leak."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from sharpen.data.check import CheckReport, check_rows
+from sharpen.data.generate.build import File, Sizes, build_data, fill_file, portions, runner
+from sharpen.data.generate.plans import resolve, run_plan, verify_gold
+from sharpen.data.generate.splits import Guard, Shelf, look_alikes, split_categories, touches
+from sharpen.data.overlap import compare, leaks_in
+from sharpen.data.sources import (
+    AgentDialogProcessor,
+    AgentSFTFormatter,
+    AgentTrainingUsage,
+    read_dialogs,
+    read_tasks,
+    read_tools,
+)
+from sharpen.data.sources import resolve as resolve_name
+from sharpen.envs.toolworld import ToolWorld
+from sharpen.rows import dialog_from_row, task_from_row
+from sharpen.types import Dialog, Message, SharpenError, StopReason, Task, ToolCall
+from sharpen.world.episode import DOMAINS, Faults, World, shipped_world
+
+NAMES = ("calendar_meetings", "finance_accounts", "home_lighting", "travel_flights")
+SIZES = Sizes(dialogs=150, tasks=0.06, extended=24)
+PARTS = ("selection", "planning", "timing", "end_to_end")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> World:
+    folder = tmp_path_factory.mktemp("domains")
+    for name in NAMES:
+        shutil.copy(DOMAINS / f"{name}.yaml", folder)
+    return World(folder)
+
+
+@pytest.fixture(scope="module")
+def built(world, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("data") / "out"
+    build_data(out, 3, SIZES, world=world)
+    return out
+
+
+def rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_same_seed_same_bytes_other_seed_other_rows(world, built, tmp_path):
+    again = build_data(tmp_path / "again", 3, SIZES, world=world)
+    assert again == json.loads((built / "manifest.json").read_text("utf-8"))
+    other = build_data(tmp_path / "other", 4, SIZES, world=world)
+    same = [f for f, digest in again["files"].items() if other["files"][f] == digest]
+    assert same == ["agent_tools/tools.jsonl"]
+
+
+def test_counts_and_every_row_is_valid(built):
+    manifest = json.loads((built / "manifest.json").read_text("utf-8"))
+    assert manifest["rows"]["agent_sft/train.jsonl"] == 120
+    assert manifest["rows"]["agent_benchmark/timing/extended.jsonl"] == 24
+    for path in sorted(built.rglob("*.jsonl")):
+        report = CheckReport(str(path))
+        bad = [problems for _, problems in check_rows(path, report) if problems]
+        assert not bad, path
+        assert report.rows == manifest["rows"][path.relative_to(built).as_posix()]
+
+
+def test_splits_do_not_leak(built):
+    for folder in ("agent_sft", *(f"agent_benchmark/{part}" for part in PARTS)):
+        found = compare([built / folder / f"{split}.jsonl" for split in ("train", "dev", "test")])
+        assert leaks_in(found) == []
+        assert found["distinct"]["all"] == 1.0
+    tools = {
+        split: {
+            t["function"]["name"]
+            for row in rows(built / "agent_sft" / f"{split}.jsonl")
+            for t in row["tools"]
+        }
+        for split in ("train", "dev", "test")
+    }
+    assert not tools["train"] & tools["test"] and not tools["train"] & tools["dev"]
+
+
+def test_dialogs_have_the_promised_shape(world, built):
+    for row in rows(built / "agent_sft" / "train.jsonl"):
+        dialog = dialog_from_row(row)
+        assert 6 <= len(dialog.messages) <= 12
+        assert dialog.messages[-1].role == "assistant" and not dialog.messages[-1].tool_calls
+        called = {c.name for m in dialog.messages for c in m.tool_calls}
+        others = {t.name for t in dialog.tools} - called
+        category = dialog.metadata["category"]
+        assert any(world.tool(name).category == category for name in others)
+    types = {row["task_type"] for row in rows(built / "agent_sft" / "train.jsonl")}
+    expected = {"tool_selection", "multi_step_planning", "timing_decision", "tool_retrieval"}
+    assert types == expected
+
+
+def test_tool_results_are_what_the_world_answers(world, built):
+    failures = 0
+    for row in rows(built / "agent_sft" / "train.jsonl"):
+        dialog = dialog_from_row(row)
+        meta = dialog.metadata
+        at = {int(n): kind for n, kind in meta["faults"]["at"].items()}
+        episode = world.episode([meta["category"]], meta["seed"], "train", Faults(at=at))
+        for message in dialog.messages:
+            answers = [episode.call(call) for call in message.tool_calls]
+            if message.tool_calls:
+                expected = answers
+            elif message.role == "tool":
+                assert json.loads(message.content) == expected.pop(0)
+                failures += "error" in json.loads(message.content)
+    assert failures > 5
+
+
+def test_some_dialogs_call_nothing_and_some_in_parallel(built):
+    dialogs = [dialog_from_row(row) for row in rows(built / "agent_sft" / "train.jsonl")]
+    calls = [sum(len(m.tool_calls) for m in d.messages) for d in dialogs]
+    assert sum(count == 0 for count in calls) >= 0.04 * len(dialogs)
+    assert any(len(m.tool_calls) > 1 for d in dialogs for m in d.messages)
+
+
+@pytest.mark.parametrize("split", ["train", "dev", "test", "extended"])
+def test_gold_is_executable_and_spoiled_gold_is_named(world, built, split):
+    tasks = [
+        task_from_row(r)
+        for p in PARTS
+        for r in rows(built / "agent_benchmark" / p / f"{split}.jsonl")
+    ]
+    for task in tasks:
+        verify_gold(world, task.gold, task.id)
+    task = next(t for t in tasks if t.kind == "end_to_end")
+    with pytest.raises(SharpenError, match=r"row-7: .* recorded end state"):
+        verify_gold(world, task.gold | {"calls": []}, "row-7")
+    with pytest.raises(SharpenError, match="row-7: the gold call of nothing fails"):
+        verify_gold(world, task.gold | {"calls": [{"name": "nothing", "arguments": {}}]}, "row-7")
+
+
+def test_any_order_that_respects_a_plan_is_right(world, built):
+    linked = 0
+    for row in rows(built / "agent_benchmark" / "planning" / "extended.jsonl"):
+        gold, ends = row["gold"], set()
+        linked += bool(gold["edges"])
+        for order in permutations(gold["steps"]):
+            place = {step["id"]: at for at, step in enumerate(order)}
+            if all(place[a] < place[b] for a, b in gold["edges"]):
+                episode = world.episode(gold["categories"], gold["seed"], gold["family"])
+                run_plan(episode, gold | {"steps": order}, row["id"])
+                ends.add(episode.digest())
+        assert ends == {gold["state"]}
+        given = [a for step in gold["steps"] for a in step["arguments"].values()]
+        assert bool(gold["edges"]) == any(isinstance(a, dict) and "$from" in a for a in given)
+    assert linked > 5
+    with pytest.raises(SharpenError, match=r"s1\.flights\.0\.flight_id is not there"):
+        resolve({"$from": "s1.flights.0.flight_id"}, {"s1": {"flights": []}}, "row")
+
+
+def test_end_to_end_tasks_are_solved_by_gold_and_not_by_nothing(world, built):
+    environment = ToolWorld(world)
+    for task in (
+        task_from_row(r) for r in rows(built / "agent_benchmark" / "end_to_end" / "extended.jsonl")
+    ):
+        environment.reset(task)
+        assert not environment.end_state_reached()
+        for call in task.gold["calls"]:
+            message = Message("assistant", tool_calls=(ToolCall(call["name"], call["arguments"]),))
+            answers, _ = environment.step(message)
+            if json.loads(answers[0].content).get("error") in ("timeout", "rate_limit"):
+                environment.step(message)
+        assert environment.end_state_reached(), environment.differences()
+        assert environment.step(Message("assistant", "Done.")) == ((), StopReason.ANSWERED)
+
+
+def test_timing_decisions_fit_what_is_offered(world, built):
+    seen = set()
+    for row in rows(built / "agent_benchmark" / "timing" / "extended.jsonl"):
+        offered, gold = {t["function"]["name"] for t in row["tools"]}, row["gold"]
+        seen.add(gold["decision"])
+        assert set(gold.get("tools", [])) <= offered
+        if gold["decision"] == "ask":
+            required = world.tool(gold["tools"][0]).required
+            assert gold["missing"] and set(gold["missing"]) <= set(required)
+        if row["metadata"]["variant"] == "remember":
+            assert any(m["role"] == "tool" for m in row["context"])
+    assert seen == {"call", "ask", "answer", "decline"}
+
+
+def test_held_out_tools_show_no_requests(built):
+    for row in rows(built / "agent_tools" / "tools.jsonl"):
+        assert all(("request" in e) == (row["split"] == "train") for e in row["examples"])
+
+
+def test_categories_are_held_out_by_name_alone():
+    names = [f"d/{i}" for i in range(50)]
+    places = split_categories(names)
+    assert list(places.values()).count("test") == 5 and list(places.values()).count("dev") == 3
+    assert split_categories(names[::-1])["d/7"] == places["d/7"]
+    with pytest.raises(SharpenError, match="three are the least"):
+        split_categories(["a/b", "c/d"])
+
+
+def test_candidates_leave_out_what_is_barred(world):
+    shelf = Shelf(world, "train", 0)
+    tool = shelf.tools[0]
+    barred = look_alikes(shelf, tool)
+    import random
+
+    offered = shelf.candidates([], 5, random.Random(1), barred)
+    assert len(offered) == 5 and all(
+        not touches(t) & touches(tool) for t in offered if t in shelf.siblings(tool)
+    )
+
+
+def test_guard_turns_away_copies():
+    def task(text: str, **arguments: str) -> Task:
+        return Task("", text, gold={"calls": [{"name": "t", "arguments": arguments}]})
+
+    guard = Guard()
+    first = task("Cancel booking AB-1 for the lady with the green umbrella", key="AB-1")
+    assert guard.admit(first, "test", "test.jsonl")
+    assert not guard.admit(first, "train", "train.jsonl"), "verbatim"
+    near = task("Please cancel the booking CD-2 of the lady with a green umbrella!", key="CD-2")
+    assert not guard.admit(near, "train", "train.jsonl"), "the same words"
+    assert guard.admit(near, "test", "test.jsonl"), "its own split may"
+    again = task("Cancel booking CD-9 for the lady with the green umbrella", key="CD-9")
+    assert not guard.admit(again, "test", "test.jsonl"), "only the value differs"
+    assert guard.admit(again, "test", "extended.jsonl", fresh=False)
+    long = " ".join(f"word{c}" for c in "abcdefghijklm")
+    assert guard.admit(task(long + " and some other ending that goes on"), "dev", "dev.jsonl")
+    rest = " ".join(f"more{c}{d}" for c in "abcdef" for d in "abcdefgh")
+    assert not guard.admit(task(f"{rest} {long}"), "train", "train.jsonl"), "13 words in a row"
+
+
+def test_portions_add_up():
+    assert portions(10, {"a": 1, "b": 1, "c": 1}) == {"a": 4, "b": 3, "c": 3}
+
+
+def test_a_quota_that_cannot_be_met_is_named(world):
+    file = File("agent_benchmark/timing/test.jsonl", "test", {"reckon": 30}, "timing")
+    run = runner(None, world)
+    with pytest.raises(SharpenError, match=r"timing/test\.jsonl: only \d of 30 rows of kind"):
+        fill_file(file, 0, Guard(), run)
+
+
+def test_a_foreign_folder_is_not_replaced(world, tmp_path):
+    (tmp_path / "agent_sft").mkdir()
+    with pytest.raises(SharpenError, match="without a manifest"):
+        build_data(tmp_path, 0, SIZES, world=world)
+
+
+# Loaders ---------------------------------------------------------------------------------------
+
+
+def test_sets_by_name(built, monkeypatch):
+    monkeypatch.setenv("SHARPEN_DATA", str(built))
+    assert len(list(read_dialogs("agent_sft:dev"))) == 15
+    assert len(resolve_name("agent_benchmark:test")) == 4
+    assert {t.kind for t in read_tasks("agent_benchmark/timing:dev")} == {"timing"}
+    assert len(list(read_tools())) == 96
+    for wrong in ("agent_sft:all", "agent_benchmark/cooking:test", "nothing", "agent_tools:dev"):
+        with pytest.raises(SharpenError, match="neither a file nor"):
+            resolve_name(wrong)
+
+
+def test_training_usage(built, monkeypatch):
+    monkeypatch.setenv("SHARPEN_DATA", str(built))
+    usage = AgentTrainingUsage()
+    row = next(usage.get_sft_data("train"))
+    assert set(row) == {"input", "output", "task_type", "metadata"}
+    assert row["input"].endswith("<|assistant|>\n") and "<tools>" in row["input"]
+    for pair in usage.get_preference_data():
+        assert pair.chosen != pair.rejected and pair.chosen[0].tool_calls
+        assert (pair.chosen_score, pair.rejected_score) == (1.0, 0.0)
+    assert {t.kind for t in usage.get_evaluation_data("test")} == set(PARTS)
+
+
+def test_formatter_classifies_rows_without_a_type():
+    call = Message("assistant", tool_calls=(ToolCall("t", {"a": 1}),))
+    user, answer = Message("user", "Do it."), Message("assistant", "Done.")
+    formatter = AgentSFTFormatter()
+    row = formatter.format_dialog(Dialog((user, call, Message("tool", "ok", name="t"), answer)))
+    assert row["task_type"] == "tool_selection"
+    assert "<tool_result>ok</tool_result>\nDone." in row["output"]
+    assert formatter.classify_task(Dialog((user, answer))) == "timing_decision"
+    assert formatter.classify_task(Dialog((user, call, call, answer))) == "multi_step_planning"
+
+
+def test_processor_measures_and_keeps_a_loss_that_is_there(pico_tokenizer):
+    class Scorer:
+        def losses(self, dialogs):
+            return [0.5 for _ in dialogs]
+
+    said = (Message("user", "go go go stop"), Message("assistant", "好的 好的"))
+    known = Dialog(said, metadata={"loss": 2.0}, id="known")
+    fresh = Dialog(said, id="fresh")
+    first, second = AgentDialogProcessor(pico_tokenizer, Scorer()).process([known, fresh])
+    assert (first.metadata["loss"], second.metadata["loss"]) == (2.0, 0.5)
+    assert first.metadata["token_length"] > 20
+    assert first.metadata["lexical_diversity"] == 0.5  # go stop 好 的 of eight words
+    unscored = AgentDialogProcessor(pico_tokenizer).process([fresh])[0]
+    assert "loss" not in unscored.metadata
+
+
+@pytest.mark.slow
+def test_the_whole_build_keeps_its_promises(tmp_path):
+    """5,000 dialogs and all tasks from the shipped world, twice, with the issue's figures."""
+    world = shipped_world()
+    manifest = build_data(tmp_path / "a", 0)
+    assert build_data(tmp_path / "b", 0) == manifest
+    counts = manifest["rows"]
+    assert counts["agent_tools/tools.jsonl"] == 1200
+    assert [counts[f"agent_sft/{s}.jsonl"] for s in ("train", "dev", "test")] == [4000, 500, 500]
+    called, types = set(), dict.fromkeys(("tool_retrieval", "timing_decision"), 0)
+    for split in ("train", "dev", "test"):
+        for row in rows(tmp_path / "a" / "agent_sft" / f"{split}.jsonl"):
+            types[row["task_type"]] = types.get(row["task_type"], 0) + 1
+            called |= set(row["metadata"]["target_tools"]) if split == "train" else set()
+    assert len(called) >= 1000 and min(types.values()) >= 400 and len(types) == 4
+    for folder in ("agent_sft", *(f"agent_benchmark/{part}" for part in PARTS)):
+        files = [tmp_path / "a" / folder / f"{split}.jsonl" for split in ("train", "dev", "test")]
+        assert leaks_in(compare(files)) == []
+    for part, total in (
+        ("selection", 500),
+        ("planning", 300),
+        ("timing", 300),
+        ("end_to_end", 200),
+    ):
+        names = [f"agent_benchmark/{part}/{split}.jsonl" for split in ("train", "dev", "test")]
+        assert sum(counts[name] for name in names) == total
+        assert counts[f"agent_benchmark/{part}/extended.jsonl"] == 2000
+    assert len(list(world.tools())) == 1200
