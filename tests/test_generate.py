@@ -29,7 +29,7 @@ from sharpen.types import Dialog, Message, SharpenError, StopReason, Task, ToolC
 from sharpen.world.episode import DOMAINS, Faults, World, shipped_world
 
 NAMES = ("calendar_meetings", "finance_accounts", "home_lighting", "travel_flights")
-SIZES = Sizes(dialogs=150, tasks=0.06, extended=24)
+SIZES = Sizes(dialogs=120, tasks=0.04, extended=20)
 PARTS = ("selection", "planning", "timing", "end_to_end")
 
 
@@ -53,17 +53,17 @@ def rows(path: Path) -> list[dict]:
 
 
 def test_same_seed_same_bytes_other_seed_other_rows(world, built, tmp_path):
-    again = build_data(tmp_path / "again", 3, SIZES, world=world)
-    assert again == json.loads((built / "manifest.json").read_text("utf-8"))
+    first = json.loads((built / "manifest.json").read_text("utf-8"))
+    assert build_data(tmp_path / "again", 3, SIZES, world=world) == first
     other = build_data(tmp_path / "other", 4, SIZES, world=world)
-    same = [f for f, digest in again["files"].items() if other["files"][f] == digest]
+    same = [f for f, digest in first["files"].items() if other["files"][f] == digest]
     assert same == ["agent_tools/tools.jsonl"]
 
 
 def test_counts_and_every_row_is_valid(built):
     manifest = json.loads((built / "manifest.json").read_text("utf-8"))
-    assert manifest["rows"]["agent_sft/train.jsonl"] == 120
-    assert manifest["rows"]["agent_benchmark/timing/extended.jsonl"] == 24
+    assert manifest["rows"]["agent_sft/train.jsonl"] == 96
+    assert manifest["rows"]["agent_benchmark/timing/extended.jsonl"] == 20
     for path in sorted(built.rglob("*.jsonl")):
         report = CheckReport(str(path))
         bad = [problems for _, problems in check_rows(path, report) if problems]
@@ -258,7 +258,7 @@ def test_a_foreign_folder_is_not_replaced(world, tmp_path):
 
 def test_sets_by_name(built, monkeypatch):
     monkeypatch.setenv("SHARPEN_DATA", str(built))
-    assert len(list(read_dialogs("agent_sft:dev"))) == 15
+    assert len(list(read_dialogs("agent_sft:dev"))) == 12
     assert len(resolve_name("agent_benchmark:test")) == 4
     assert {t.kind for t in read_tasks("agent_benchmark/timing:dev")} == {"timing"}
     assert len(list(read_tools())) == 96

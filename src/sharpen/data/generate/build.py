@@ -41,7 +41,7 @@ SPLITS: tuple[Family, ...] = ("test", "dev", "train")
 TASKS = {"selection": 500, "planning": 300, "timing": 300, "end_to_end": 200}
 SFT = {"train": 0.8, "dev": 0.1, "test": 0.1}
 BENCHMARK = {"train": 0.7, "dev": 0.15, "test": 0.15}
-CHUNK, LEAST = 40, 60  # rows a job, and rows drawn before a kind is given up
+CHUNK, LEAST, MOST_BARREN = 40, 8, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +130,9 @@ def fill_file(
     """Rows of every kind until the quotas are met."""
     kept: list[Dialog | Task] = []
     for kind, quota in file.quotas.items():
-        found, start, before = 0, 0, -1
-        while found < quota and found > before:  # a wave that adds nothing is the last
-            before = found
-            ahead = max(LEAST, round((quota - found) * 1.25))
+        found, start, barren = 0, 0, 0  # a wave that adds nothing makes the next one larger
+        while found < quota and barren < MOST_BARREN:
+            before, ahead = found, max(LEAST, round((quota - found) * 1.25)) << barren
             jobs = [
                 Job(file, kind, seed, at, min(CHUNK, start + ahead - at))
                 for at in range(start, start + ahead, CHUNK)
@@ -143,6 +142,7 @@ def fill_file(
                 if found < quota and guard.admit(noun, file.split, file.path, not file.extended):
                     kept.append(noun)
                     found += 1
+            barren = 0 if found > before else barren + 1
         if found < quota:
             raise SharpenError(
                 f"{file.path}: only {found} of {quota} rows of kind {kind!r} came about"
