@@ -19,7 +19,7 @@ from sharpen.data.generate.dialogs import KINDS, draw_dialog
 from sharpen.data.generate.plans import verify_gold
 from sharpen.data.generate.splits import Guard, Shelf, split_categories
 from sharpen.data.generate.tasks import PARTS, draw_task
-from sharpen.progress import progress
+from sharpen.progress import Advance, progress
 from sharpen.records import (
     atomic_folder,
     read_json,
@@ -75,6 +75,9 @@ class Job:
     count: int
 
 
+Run = Callable[[list[Job]], Iterator[list[Dialog | Task | None]]]
+
+
 def plan_files(sizes: Sizes) -> list[File]:
     files = []
     for split in SPLITS:
@@ -125,7 +128,7 @@ def draw(job: Job, world: World | None = None) -> list[Dialog | Task | None]:
 
 
 def fill_file(
-    file: File, seed: int, guard: Guard, run: Callable[[list[Job]], Iterator[list]]
+    file: File, seed: int, guard: Guard, run: Run, advance: Advance = lambda _: None
 ) -> list[Dialog | Task]:
     """Rows of every kind until the quotas are met."""
     kept: list[Dialog | Task] = []
@@ -142,6 +145,7 @@ def fill_file(
                 if found < quota and guard.admit(noun, file.split, file.path, not file.extended):
                     kept.append(noun)
                     found += 1
+                    advance(1)
             barren = 0 if found > before else barren + 1
         if found < quota:
             raise SharpenError(
@@ -184,18 +188,17 @@ def build_data(
     with pool as executor, progress("building", total) as advance:
         run = runner(executor, home)
         for file in files:
-            nouns = fill_file(file, seed, guard, run)
+            nouns = fill_file(file, seed, guard, run, advance)
             rows[file.path] = [
                 task_to_row(n) if isinstance(n, Task) else dialog_to_row(n) for n in nouns
             ]
-            advance(len(nouns))
     places = split_categories(home.categories)
     held_out = {s: [c for c in places if places[c] == s] for s in ("dev", "test")}
     world_files = {name: sha256_file(path) for name, path in home.files.items()}
     return write_sets(out, rows, {"seed": seed, "held_out": held_out, "world": world_files})
 
 
-def runner(executor: Executor | None, world: World) -> Callable[[list[Job]], Iterator[list]]:
+def runner(executor: Executor | None, world: World) -> Run:
     if executor is None:
         return lambda jobs: (draw(job, world) for job in jobs)
     return lambda jobs: executor.map(draw, jobs)
