@@ -384,6 +384,18 @@ def test_what_is_wrong_with_a_domain_file_is_said(tmp_path, old, new, said):
     assert said in str(caught.value)
 
 
+def test_all_problems_of_a_domain_file_are_said_at_once(tmp_path):
+    second = DOMAIN.split("tools:\n")[1].replace("get_book", "see_book")
+    path = tmp_path / "bad.yaml"
+    path.write_text((DOMAIN + second).replace("op: get", "op: got"))
+    with pytest.raises(DomainError) as caught:
+        load_domain(path)
+    assert [p.split(": ")[1] for p in caught.value.problems] == [
+        "tools.get_book",
+        "tools.see_book",
+    ]
+
+
 # Cards and words -------------------------------------------------------------------------------
 
 

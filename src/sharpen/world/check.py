@@ -1,4 +1,4 @@
-"""`python -m sharpen.world.check FILE…` checks domain files: every problem at once, then one call per
+"""`python -m sharpen.world.check FILE…` checks domain files: every problem at once, then a call per
 tool. The checks are for authors only and stand beside the tests of a checkout."""
 
 from __future__ import annotations

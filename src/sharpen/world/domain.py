@@ -138,16 +138,14 @@ def shape_schema(shape: Shape) -> Json:
     return {"type": [shape, "null"] if shape == "number" else shape}
 
 
+@dataclass(frozen=True, eq=False)
 class Domain:
     """A category: its entities and its tools, in the order of the file."""
 
-    def __init__(self, about: str, entities: Entities, tools: dict[str, Tool]):
-        self.category, self.about, self.entities, self.tools = (
-            entities.category,
-            about,
-            entities,
-            tools,
-        )
+    category: str
+    about: str
+    entities: Entities
+    tools: dict[str, Tool]
 
 
 class DomainFile(Config):
@@ -166,9 +164,8 @@ def read_domain(path: Path) -> DomainFile:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = f"{path.name}:{mark.line + 1}" if mark else path.name
-        raise DomainError(
-            [f"{at}: not YAML: {getattr(error, 'problem', '') or one_line(error)}"]
-        ) from None
+        text = getattr(error, "problem", "") or one_line(error)
+        raise DomainError([f"{at}: not YAML: {text}"]) from None
     except (OSError, UnicodeDecodeError) as error:
         raise DomainError([f"{path}: {one_line(error)}"]) from None
     return parse_config(DomainFile, values, path.name)
@@ -177,51 +174,41 @@ def read_domain(path: Path) -> DomainFile:
 def load_domain(path: str | Path) -> Domain:
     """A domain file's tools, or a `DomainError` that lists all that is wrong."""
     path = Path(path)
-    file = read_domain(path)
-    problems: list[str] = []
+    file, problems, tools = read_domain(path), list[str](), dict[str, Tool]()
     if not re.fullmatch(r"[a-z]+/[a-z_]+", file.category):
-        problems.append(
-            f"{path.name}: category: expected domain/subdomain, found {file.category!r}"
-        )
-    entities = Entities(file.category, load_entities(file, path.name, problems), file.pools)
-    if problems:  # tools stand on the entities: their complaints would only repeat these
-        raise DomainError(problems)
-    tools: dict[str, Tool] = {}
-    for name, values in file.tools.items():
+        problems.append(f"category: expected domain/subdomain, found {file.category!r}")
+    entities = Entities(file.category, load_entities(file, problems), file.pools)
+    # Tools stand on the entities: they would only repeat what is wrong with these.
+    for name, values in ({} if problems else file.tools).items():
         try:
-            tools[name] = load_tool(name, values, entities, f"{path.name}: tools.{name}")
+            tools[name] = load_tool(name, values, entities)
         except (SharpenError, ValueError) as error:
-            text = one_line(error)
-            problems.append(
-                text if text.startswith(path.name) else f"{path.name}: tools.{name}: {text}"
-            )
+            text = one_line(error).removeprefix(f"tools.{name}: ")
+            problems.append(f"tools.{name}: {text}")
     if problems:
-        raise DomainError(problems)
-    return Domain(file.about, entities, tools)
+        raise DomainError([f"{path.name}: {text}" for text in problems])
+    return Domain(file.category, file.about, entities, tools)
 
 
-def load_entities(file: DomainFile, where: str, problems: list[str]) -> dict[str, Entity]:
+def load_entities(file: DomainFile, problems: list[str]) -> dict[str, Entity]:
     found: dict[str, Entity] = {}
     for name, values in file.entities.items():
-        at = f"{where}: entities.{name}"
+        at = f"entities.{name}"
+        named = values | {"name": name, "table": f"{file.category}.{name}"}
         try:
-            entity = parse_config(
-                Entity, values | {"name": name, "table": f"{file.category}.{name}"}, at
-            )
+            entity = found[name] = parse_config(Entity, named, at)
         except ConfigError as error:
             problems.append(str(error))
             continue
-        found[name] = entity
         if not entity.fields or entity.fields[entity.key].kind not in ("id", "text", "choice"):
             problems.append(f"{at}: the first field is the key and must be id, text or choice")
         elif entity.key == name:
             problems.append(f"{at}: the key needs another name than its entity, such as {name}_id")
         for field_name, field in entity.fields.items():
+            missing = [f"pool {name!r}" for name in missing_pools(field, file.pools)]
             if field.entity and field.entity not in file.entities:
-                problems.append(f"{at}.{field_name}: no entity {field.entity!r}")
-            problems += [
-                f"{at}.{field_name}: no pool {p!r}" for p in missing_pools(field, file.pools)
-            ]
+                missing.append(f"entity {field.entity!r}")
+            problems += [f"{at}.{field_name}: no {what}" for what in missing]
     return found
 
 
@@ -232,41 +219,36 @@ def missing_pools(field: Field, pools: Collection[str]) -> list[str]:
     return [name for name in named if name not in pools and name not in shared_pools()]
 
 
-def load_tool(name: str, values: Json, entities: Entities, where: str) -> Tool:
+def load_tool(name: str, values: Json, entities: Entities) -> Tool:
     operation = OPERATIONS.get(str(values.get("op")))
     if operation is None:
-        raise ConfigError(f"{where}: op: expected one of {', '.join(OPERATIONS)}")
-    settings = {k: v for k, v in values.items() if k != "op"}
-    if settings.get("entity", "") not in ("", *entities.entities):
-        raise ConfigError(f"{where}: entity: no entity {settings['entity']!r}")
-    if isinstance(settings.get("params"), dict):
-        settings["params"] = {
-            n: unlike(f, settings, entities) for n, f in settings["params"].items()
-        }
-    home = settings.get("into") or settings.get("entity")
-    settings = quoted(settings, home, entities)
-    settings["also"] = [
-        quoted(new, new.get("entity"), entities) for new in settings.get("also", [])
-    ]
-    if not settings["also"]:
-        del settings["also"]
-    loaded = parse_config(operation, settings, where)
-    params = loaded.parameters(entities)
-    twice = [p.name for p in params if [q.name for q in params].count(p.name) > 1]
-    unused = [n for n in loaded.params if n not in {p.name for p in params}]
-    if twice or unused:
-        text = f"{twice[0]!r} stands twice" if twice else f"{unused[0]!r} is not used by the tool"
-        raise ConfigError(f"{where}: params: {text}")
-    lost = [p for field in loaded.params.values() for p in missing_pools(field, entities.pools)]
-    if lost:
-        raise ConfigError(f"{where}: params: no pool {lost[0]!r}")
+        raise ConfigError(f"op: expected one of {', '.join(OPERATIONS)}")
+    if values.get("entity", "") not in ("", *entities.entities):
+        raise ConfigError(f"entity: no entity {values['entity']!r}")
+    settings = quoted(values, values.get("into") or values.get("entity"), entities)
+    del settings["op"]
+    if isinstance(values.get("params"), dict):
+        like = {n: unlike(f, values, entities) for n, f in values["params"].items()}
+        settings["params"] = like
+    if "also" in values:
+        settings["also"] = [quoted(new, new.get("entity"), entities) for new in values["also"]]
+    loaded = parse_config(operation, settings, f"tools.{name}")
+    params: dict[str, Param] = {}
+    for param in loaded.parameters(entities):
+        if param.name in params:
+            raise ConfigError(f"params: {param.name!r} stands twice")
+        params[param.name] = param
+    for declared, field in loaded.params.items():
+        if declared not in params:
+            raise ConfigError(f"params: {declared!r} is not used by the tool")
+        for pool in missing_pools(field, entities.pools):
+            raise ConfigError(f"params: no pool {pool!r}")
     shape = loaded.shape(entities) | dict.fromkeys(loaded.returns, "any")
-    schema: Json = {"type": "object", "properties": {p.name: p.schema() for p in params}}
-    required = [p.name for p in params if p.required]
+    schema: Json = {"type": "object", "properties": {n: p.schema() for n, p in params.items()}}
+    required = [n for n, p in params.items() if p.required]
     schema |= {"required": required} if required else {}
-    schema["additionalProperties"] = False
-    spec = ToolSpec(name, loaded.about, schema)
-    return Tool(name, entities.category, loaded, {p.name: p for p in params}, shape, spec)
+    spec = ToolSpec(name, loaded.about, schema | {"additionalProperties": False})
+    return Tool(name, entities.category, loaded, params, shape, spec)
 
 
 def unlike(field: Any, settings: Json, entities: Entities) -> Any:
@@ -278,25 +260,21 @@ def unlike(field: Any, settings: Json, entities: Entities) -> Any:
     known = entities.entities.get(owner)
     if known is None or name not in known.fields:
         raise ConfigError(f"params: like: no field {field['like']!r}")
-    source = known.fields[name]
-    rest = {k: v for k, v in field.items() if k != "like"}
+    source, rest = known.fields[name], {k: v for k, v in field.items() if k != "like"}
     if name == known.key:
         return {"ref": owner, "about": source.about} | rest
-    kept = {"kind": source.kind, "spec": source.spec, "about": source.about, "step": source.step}
-    kept |= {"bounds": source.bounds, "free": source.free, "format": source.format}
-    return kept | {"size": source.size} | rest
+    kept = ("kind", "spec", "about", "step", "bounds", "free", "format", "size")
+    return {key: getattr(source, key) for key in kept} | rest
 
 
 def quoted(settings: Json, entity: Any, entities: Entities) -> Json:
     """Under `set`, a bare value of a choice field stands for itself."""
-    known = entities.entities.get(str(entity))
-    if known is None or not isinstance(settings.get("set"), dict):
-        return settings
-
-    def literal(name: str, value: Any) -> Any:
-        field = known.fields.get(name)
-        if field is None:
-            raise ConfigError(f"set: {known.name} has no field {name!r}")
-        return repr(value) if field.kind == "choice" and value in field.spec else value
-
-    return settings | {"set": {n: literal(n, v) for n, v in settings["set"].items()}}
+    known, given = entities.entities.get(str(entity)), settings.get("set")
+    if known is None or not isinstance(given, dict):
+        return dict(settings)
+    fields = known.select(given) if given else {}
+    literal = {
+        name: repr(value) if fields[name].kind == "choice" and value in fields[name].spec else value
+        for name, value in given.items()
+    }
+    return settings | {"set": literal}

@@ -214,7 +214,7 @@ class Book(Calendar, Making):
         return [*self.day_params(entities, self.start), *super().parameters(entities)]
 
     def run(self, call: Call, row: Json) -> Json:
-        opened, closed = self.opening()
+        opened, closed = map(minutes, self.hours)
         start = minutes(call.args[self.start])
         end = start + call.args["duration_minutes"]
         if start < opened or end > closed:

@@ -11,7 +11,15 @@ from pydantic import BeforeValidator, InstanceOf
 from pydantic import Field as Setting
 
 from sharpen.types import Json
-from sharpen.world.expressions import Condition, Expr, Expression, Named, ToolFailure
+from sharpen.world.expressions import (
+    Condition,
+    Expr,
+    Expression,
+    Named,
+    ToolFailure,
+    clock,
+    minutes,
+)
 from sharpen.world.fields import Field, plain
 from sharpen.world.state import Entities, Scope
 from sharpen.world.templates import (
@@ -369,11 +377,11 @@ class FreeSlots(Calendar):
         return [*found, length, *super().parameters(entities)]
 
     def run(self, call: Call, row: Json) -> Json:
-        at, closed = self.opening()
+        at, closed = map(minutes, self.hours)
         need, slots = call.args["duration_minutes"], []
         for start, end in [*self.taken(call), (closed, closed)]:
             if start - at >= need:
-                slots.append(self.stretch(at, start))
+                slots.append({"start": clock(at), "end": clock(start)})
             at = max(at, end)
         return {"count": len(slots), "slots": slots[:SHOWN]}
 

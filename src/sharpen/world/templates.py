@@ -22,7 +22,6 @@ from sharpen.world.expressions import (
     NamedParam,
     ToolFailure,
     Where,
-    clock,
     minutes,
 )
 from sharpen.world.fields import Field, plain, value_schema
@@ -252,10 +251,3 @@ class Calendar(Operation):
         rows = [r for r in call.rows(self.entity) if (r[self.resource], r[self.date]) == wanted]
         kept = [r for r in rows if self.busy is None or self.busy(call.names(r))]
         return sorted((minutes(r[self.start]), minutes(r[self.end])) for r in kept)
-
-    def opening(self) -> tuple[int, int]:
-        return minutes(self.hours[0]), minutes(self.hours[1])
-
-    @staticmethod
-    def stretch(start: int, end: int) -> Json:
-        return {"start": clock(start), "end": clock(end)}
