@@ -29,7 +29,9 @@ from sharpen.world.state import base_rows, seeded
 
 CATEGORIES = ["calendar/meetings", "finance/accounts", "home/lighting", "travel/flights"]
 FLIGHTS = ["travel/flights"]
-quick = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+quick = settings(
+    max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 
 
 @pytest.fixture(scope="module")
@@ -207,10 +209,15 @@ def test_end_states_do_not_depend_on_the_order_of_independent_calls(world, seed)
     calls = [episode.sample(rng.choice(writers), rng) for _ in range(2)]
     if None in calls:
         return
+    alone = []
+    for call in calls:
+        fork = episode.fork()
+        fork.call(call)
+        alone.append({(table, key) for table, edits in fork.snapshot().items() for key in edits})
     ways, answers = [episode.fork(), episode.fork()], []
     for way, order in zip(ways, (calls, calls[::-1]), strict=True):
         answers.append({id(call): way.call(call) for call in order})
-    if answers[0] == answers[1]:  # neither saw the other's effect
+    if answers[0] == answers[1] and not alone[0] & alone[1]:  # neither met the other's effect
         assert ways[0].same(ways[1]) and ways[0].digest() == ways[1].digest()
 
 
