@@ -54,15 +54,19 @@ def make_model(folder: Path, shape: str, seed: int, base_seed: int = 0) -> None:
     for file in folder.glob("*.safetensors"):
         file.unlink()
     random, base = torch.Generator().manual_seed(seed + 1), torch.Generator().manual_seed(base_seed)
+    block = torch.randn(1 << 24, generator=random)
     wanted = specs(shape)
     writer = ShardWriter(folder, wanted, 5_000_000_000)
     for name, spec in wanted.items():
         step = max(1, (1 << 24) // spec.columns)
         for start in range(0, spec.rows, step):
             size = (min(step, spec.rows - start), spec.columns)
-            values = torch.randn(size, generator=base) * 0.02
-            if seed:
-                values += torch.randn(size, generator=random) * 0.002
+            if shape == "7b":  # for its size only: one block of numbers, again and again
+                values = block.reshape(-1)[: size[0] * size[1]].reshape(size)
+            else:
+                values = torch.randn(size, generator=base) * 0.02
+                if seed:
+                    values += torch.randn(size, generator=random) * 0.002
             writer.write(name, start, values.bfloat16())
     writer.finish()
     hidden, inner, layers, heads, groups, vocabulary, tied = SHAPES[shape]
@@ -104,16 +108,23 @@ def recipes(base: str, one: str, two: str) -> dict[str, dict]:
     }
 
 
-def timed(command: list[str]) -> tuple[float, float]:
-    """Wall clock in seconds and largest resident size in GB, by /usr/bin/time."""
+def timed(command: list[str]) -> dict[str, float]:
+    """Wall clock, processor time and largest resident size, by /usr/bin/time."""
     done = subprocess.run(["/usr/bin/time", "-v", *command], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"failed: {' '.join(command)}\n{done.stderr[-2000:]}")
-    clock = re.search(r"Elapsed \(wall clock\).*: ([\d:.]+)", done.stderr)
-    size = re.search(r"Maximum resident set size \(kbytes\): (\d+)", done.stderr)
-    assert clock and size
-    parts = [float(part) for part in clock[1].split(":")]
-    return sum(p * 60**i for i, p in enumerate(reversed(parts))), int(size[1]) * 1024 / 1e9
+    found = dict(re.findall(r"\t(.+?)(?: \(.*\))?: ([\d:.]+)", done.stderr))
+    parts = [float(part) for part in found["Elapsed"].split(":")]
+    return {
+        "seconds": sum(part * 60**i for i, part in enumerate(reversed(parts))),
+        "cpu_seconds": float(found["User time"]) + float(found["System time"]),
+        "gb": round(int(found["Maximum resident set size"]) * 1024 / 1e9, 3),
+    }
+
+
+def best(runs: list[dict[str, float]]) -> dict[str, float]:
+    """The shortest times and the largest size."""
+    return {key: (max if key == "gb" else min)(run[key] for run in runs) for key in runs[0]}
 
 
 def race(
@@ -140,11 +151,11 @@ def race(
                 command = str(oracle / "bin" / "mergekit-yaml")
                 theirs.append(timed([command, str(recipe), out, "--no-copy-tokenizer"]))
                 shutil.rmtree(out)
-        row = {"method": method, "seconds": min(t for t, _ in ours), "gb": max(m for _, m in ours)}
+        row: dict = {"method": method, **best(ours)}
         if oracle:
-            row["mergekit_seconds"] = min(t for t, _ in theirs)
-            row["mergekit_gb"] = max(m for _, m in theirs)
+            row |= {f"mergekit_{key}": value for key, value in best(theirs).items()}
             row["times_faster"] = round(row["mergekit_seconds"] / row["seconds"], 2)
+            row["times_less_cpu"] = round(row["mergekit_cpu_seconds"] / row["cpu_seconds"], 2)
         print(json.dumps(row), flush=True)
         rows.append(row)
     return rows

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -223,3 +225,28 @@ def test_devices_and_functions_that_do_not_exist(
     arguments = (recipe, tmp_path / "out", "--evaluate", f"{tmp_path}/f.py:good", "--json")
     assert run(monkeypatch, *arguments) == 0
     assert json.loads(capsys.readouterr().out)["abilities"] == {"math": 0.5}
+
+
+@pytest.mark.slow
+def test_killed_while_it_writes_it_leaves_no_model(tmp_path: Path) -> None:
+    models = mm.trio(tmp_path / "models", hidden=512, vocab=60_000, layers=4)
+    recipe = mm.recipe(tmp_path / "m.yaml", **ties(models, parameters={"density": 0.5}))
+    for delay in (0.0, 0.05, 0.2):
+        command = [
+            sys.executable,
+            "-m",
+            "sharpen.cli.main",
+            "merge",
+            str(recipe),
+            str(tmp_path / "out"),
+        ]
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        while not list(tmp_path.glob(".out.*.tmp/model*.safetensors")):
+            assert process.poll() is None
+            time.sleep(0.002)
+        time.sleep(delay)
+        process.kill()
+        process.wait()
+        assert not (tmp_path / "out").exists()
+    assert subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
+    assert mm.load(tmp_path / "out").keys() == mm.load(models[0]).keys()

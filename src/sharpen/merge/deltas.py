@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sharpen.merge.method import Kernel, Method, PerTuned, add, merge_method, parameters_of
-from sharpen.merge.tiles import BITS, Tile, Tiles, magnitude_bits, masked, select
+from sharpen.merge.tiles import BITS, CHANCES, Tile, Tiles, magnitude_bits, masked, select
 from sharpen.types import SharpenError
 
 Rescale = bool | Literal["density"]
@@ -43,6 +43,14 @@ def wide(tensor: Tensor) -> Tensor:
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def present(vector: Tensor, weight: Tensor) -> Tensor:
+    """The weight where a value is not 0, else 0; by bits, and in place."""
+    kind = BITS[vector.dtype]
+    bits = vector.view(kind).bitwise_and_(torch.iinfo(kind).max).neg_()
+    bits.bitwise_right_shift_(torch.iinfo(kind).bits - 1)
+    return bits.bitwise_and_(int(weight.view(kind))).view(vector.dtype)
 
 
 @dataclass(frozen=True)
@@ -93,8 +101,7 @@ def agreed(vectors: Sequence[Tensor], weights: Tensor, mix: Mix) -> Tensor:
             vector.clamp_(min=0)
     mixed = total(vectors)
     if mix.normalize:
-        present = [vector.sign_() if mix.elect else vector.sign_().abs_() for vector in vectors]
-        divisor = total([p.mul_(w.item()) for p, w in zip(present, weights, strict=True)])
+        divisor = total([present(v, w) for v, w in zip(vectors, weights, strict=True)])
         if min(weights.tolist()) > 0:  # zero only where nothing is left, and there mixed is 0 too
             divisor.clamp_(min=weights.min().item())
         else:
@@ -172,11 +179,11 @@ def drawn(x: Tiles, density: Sequence[float], epsilon: Sequence[float] | None = 
             return vector
         mask = masks.get((tile.index, i))
         if mask is None:
-            chances: Tensor | int = min(round(density[i] * 2**31), 2**31 - 1)
+            chances: Tensor | int = chance(density[i])
             if epsilon is not None and density[i] > 0:
                 chances = ranked(vector, density[i], epsilon[i])
             # all ones where the draw is below the chance
-            mask = x.random(tile, i).sub_(chances).bitwise_right_shift_(31).to(BITS[vector.dtype])
+            mask = x.random(tile, i).sub_(chances).bitwise_right_shift_(15)
             if x.small:
                 masks[tile.index, i] = mask
         return masked(vector, mask)
@@ -184,15 +191,20 @@ def drawn(x: Tiles, density: Sequence[float], epsilon: Sequence[float] | None = 
     return sparse
 
 
+def chance(density: float) -> int:
+    """Of 32768 draws, how many keep a value; one at least and not all, as 0 < density < 1."""
+    return max(1, min(round(density * CHANCES), CHANCES - 1)) if density > 0 else 0
+
+
 def ranked(vector: Tensor, density: float, epsilon: float) -> Tensor:
-    """Chances × 2³¹ that rise from density - epsilon to density + epsilon along the magnitudes of
+    """Chances that rise from density - epsilon to density + epsilon along the magnitudes of
     each row."""
     columns = vector.shape[1]
     order = vector.abs().float().argsort(dim=1, stable=True)
     places = torch.arange(columns, device=vector.device).expand_as(order)
     ranks = torch.empty_like(order).scatter_(1, order, places)
     share = ranks.double() / max(1, columns - 1)
-    return ((density - epsilon + 2 * epsilon * share) * 2**31).to(torch.int32)
+    return ((density - epsilon + 2 * epsilon * share) * CHANCES).round_().to(torch.int16)
 
 
 def vector_method(

@@ -321,6 +321,8 @@ def output_config(
         config["vocab_size"] = vocabulary.size
     if recipe.slices:
         old = layer_count(template)
+        if old not in [config.get(key) for key in LAYER_COUNTS]:
+            raise SharpenError(f"{template.where}: slices of a model within a model cannot be made")
         taken = [layer for part in parts for layer in range(*(part.sources[0].layer_range))]
         for key, value in config.items():
             if key in LAYER_COUNTS and value == old:

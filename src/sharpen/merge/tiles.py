@@ -19,6 +19,7 @@ from torch import Tensor
 
 R = TypeVar("R")
 TILE_ELEMENTS = 1 << 19  # a few tiles of every input stay within the processor's cache
+CHANCES = 1 << 15  # probabilities are multiples of 1/32768
 BITS = {
     torch.bfloat16: torch.int16,
     torch.float16: torch.int16,
@@ -51,17 +52,17 @@ class Tiles:
         return list(self.run(lambda index: look(self.load(index)), range(self.count)))
 
     def random(self, tile: Tile, model: int) -> Tensor:
-        """31 random bits for every element of a tile, the same wherever tiles begin."""
+        """15 random bits for every element of a tile, the same wherever tiles begin."""
         shape = tile.tensors[0].shape
         key = np.random.SeedSequence([self.seed, zlib.crc32(self.name.encode()), model])
         source = np.random.PCG64(key)
-        source.advance(tile.start // 2)  # a draw of 64 bits serves two elements
-        odd, wanted = tile.start % 2, shape.numel()
+        source.advance(tile.start // 4)  # a draw of 64 bits serves four elements
+        skip, wanted = tile.start % 4, shape.numel()
         draws = np.random.Generator(source).integers(
-            0, 2**64 - 1, size=(wanted + odd + 1) // 2, dtype=np.uint64, endpoint=True
+            0, 2**64 - 1, size=(wanted + skip + 3) // 4, dtype=np.uint64, endpoint=True
         )
-        bits = torch.from_numpy(draws.view(np.int32)[odd : odd + wanted]).reshape(shape)
-        return bits.to(tile.tensors[0].device).bitwise_and_(0x7FFFFFFF)
+        bits = torch.from_numpy(draws.view(np.int16)[skip : skip + wanted]).reshape(shape)
+        return bits.to(tile.tensors[0].device).bitwise_and_(CHANCES - 1)
 
 
 def in_memory(tensors: Sequence[Tensor], name: str = "", seed: int = 0) -> Tiles:
