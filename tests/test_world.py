@@ -106,6 +106,31 @@ def test_refused_writes_change_nothing(world, code):
     assert seen >= 3
 
 
+def nested(depth: int) -> list:
+    value: list = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+JUNK = [None, True, float("nan"), float("inf"), 10**400, -1, 1e308, "", "\ud800", "x" * 5000]
+JUNK += [[], [[]], ["\ud800"], {}, {"a": 1}, "2026-02-31", "99:99", "9999-12-31", nested(300)]
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_no_argument_makes_a_tool_raise(world, category):
+    refused = 0
+    for tool in world.domain(category).tools.values():
+        episode = world.episode([category], 1)
+        call = episode.sample(tool, random.Random(1), tool.params) or ToolCall(tool.name)
+        for name in tool.params:
+            for junk in JUNK:
+                result = episode.fork().call(ToolCall(tool.name, call.arguments | {name: junk}))
+                json.dumps(result, ensure_ascii=False, allow_nan=False).encode()
+                refused += "error" in result
+    assert refused > 100
+
+
 def test_only_tools_on_offer_can_be_called(world):
     episode, call = a_call(world, "get_flight_status")
     assert episode.call(call, offered={"book_flight"})["error"] == "unknown_tool"

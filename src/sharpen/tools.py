@@ -160,10 +160,13 @@ def check_call(call: ToolCall, spec: ToolSpec) -> list[str]:
 
 def complaints(validator: Any, arguments: Json) -> list[str]:
     """What a compiled schema has to say about some arguments."""
-    if validator.is_valid(arguments):
-        return []
+    try:
+        json.dumps(arguments, ensure_ascii=False).encode()  # refuses half a surrogate pair
+        errors = [] if validator.is_valid(arguments) else list(validator.iter_errors(arguments))
+    except (TypeError, ValueError, RecursionError) as error:
+        return [f"not JSON: {first_line(error)}"]
     problems = []
-    for error in validator.iter_errors(arguments):
+    for error in errors:
         at = ".".join(str(part) for part in error.instance_path)
         problems.append(f"{at}: {error.message}" if at else error.message)
     return problems
