@@ -267,6 +267,24 @@ def test_sets_by_name(built, monkeypatch):
             resolve_name(wrong)
 
 
+def test_sets_are_built_in_the_cache_on_first_use(monkeypatch, tmp_path):
+    made = []
+
+    def build(folder: Path, workers: int) -> None:
+        made.append(folder)
+        (folder / "agent_sft").mkdir(parents=True)
+        (folder / "agent_sft" / "dev.jsonl").touch()
+        (folder / "manifest.json").write_text('{"files": {}}')
+
+    monkeypatch.delenv("SHARPEN_DATA", raising=False)
+    monkeypatch.setenv("SHARPEN_CACHE", str(tmp_path))
+    monkeypatch.setattr("sharpen.data.sources.build_data", build)
+    assert resolve_name("agent_sft:dev") == resolve_name("agent_sft:dev")
+    assert len(made) == 1 and made[0].parent == tmp_path
+    with pytest.raises(SharpenError, match=r"has no agent_sft/test\.jsonl; run sharpen data build"):
+        resolve_name("agent_sft:test")
+
+
 def test_training_usage(built, monkeypatch):
     monkeypatch.setenv("SHARPEN_DATA", str(built))
     usage = AgentTrainingUsage()

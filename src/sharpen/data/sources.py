@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,10 +14,11 @@ from typing import Any
 
 from sharpen.calls import assistant_text
 from sharpen.data.generate.build import SPLITS, TASKS, build_data, is_built
-from sharpen.records import cache_folder, read_jsonl
+from sharpen.records import cache_folder, read_jsonl, sha256_file
 from sharpen.render import Renderer, tools_block
 from sharpen.rows import call_from_wire, dialog_from_row, task_from_row
 from sharpen.types import Dialog, Json, Message, Preference, Scorer, SharpenError, Task, ToolCall
+from sharpen.world.episode import shipped_world
 from sharpen.world.state import seeded
 
 TASK_TYPES = ("tool_selection", "multi_step_planning", "timing_decision", "tool_retrieval")
@@ -24,8 +26,11 @@ WORD = re.compile(r"[\u3400-\u9fff]|\w+")  # a Chinese character is a word of it
 
 
 def data_folder() -> Path:
-    given = os.environ.get("SHARPEN_DATA")
-    return Path(given) if given else cache_folder() / "data"
+    """`$SHARPEN_DATA`, else a folder of the cache that belongs to this state of the tool world."""
+    if given := os.environ.get("SHARPEN_DATA"):
+        return Path(given)
+    domains = "".join(sha256_file(path) for path in shipped_world().files.values())
+    return cache_folder() / f"data-{hashlib.sha256(domains.encode()).hexdigest()[:12]}"
 
 
 def resolve(name: str) -> list[Path]:
@@ -52,7 +57,7 @@ def resolve(name: str) -> list[Path]:
         raise wrong
     folder = data_folder()
     if not is_built(folder):
-        build_data(folder)
+        build_data(folder, workers=1)  # the caller may have threads, and those forbid copies
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         raise SharpenError(f"{folder}: has no {missing[0]}; run sharpen data build --out {folder}")

@@ -7,10 +7,12 @@ because train has more to choose from.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -181,11 +183,9 @@ def build_data(
     refuse_foreign(out)
     home, guard = world or shipped_world(), Guard()
     total = sum(sum(file.quotas.values()) for file in files)
-    workers = 1 if world else workers or min(4, os.cpu_count() or 1)
     list(home.tools())  # read once, before workers copy this process
     rows: dict[str, list[Json]] = {"agent_tools/tools.jsonl": list(tool_rows(home))}
-    pool = ProcessPoolExecutor(workers) if workers > 1 else nullcontext()
-    with pool as executor, progress("building", total) as advance:
+    with workers_of(1 if world else workers) as executor, progress("building", total) as advance:
         run = runner(executor, home)
         for file in files:
             nouns = fill_file(file, seed, guard, run, advance)
@@ -196,6 +196,19 @@ def build_data(
     held_out = {s: [c for c in places if places[c] == s] for s in ("dev", "test")}
     world_files = {name: sha256_file(path) for name, path in home.files.items()}
     return write_sets(out, rows, {"seed": seed, "held_out": held_out, "world": world_files})
+
+
+@contextmanager
+def workers_of(count: int | None) -> Iterator[Executor | None]:
+    """A pool of copies of this process, started before anything here starts threads; None where one
+    process has to do, as it must where processes cannot be copied."""
+    count = count or min(4, os.cpu_count() or 1)
+    if count == 1 or sys.platform != "linux":
+        yield None
+        return
+    with ProcessPoolExecutor(count, multiprocessing.get_context("fork")) as executor:
+        executor.submit(int).result()
+        yield executor
 
 
 def runner(executor: Executor | None, world: World) -> Run:

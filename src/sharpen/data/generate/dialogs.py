@@ -7,10 +7,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from sharpen.calls import compact_json
-from sharpen.data.generate.plans import CHAIN, LONG, PAIR, TRIPLE, Step, goals, grow, using
+from sharpen.data.generate.plans import CHAIN, LONG, PAIR, TRIPLE, Shape, goals, grow, using
 from sharpen.data.generate.splits import Shelf, look_alikes
 from sharpen.types import Dialog, Json, Message, ToolCall
 from sharpen.world.domain import Tool
@@ -104,10 +105,7 @@ def refused(scene: Scene, tool: Tool, text: str) -> bool:
         if call is not None:
             scene.user(fill(text, call.arguments))
             result = scene.perform(call)[0]
-            reason = result.get("message", "nothing matches")
-            scene.say(
-                f"I could not do that: {reason}." if "error" in result else "Nothing matches that."
-            )
+            scene.say(f"I could not do that: {result.get('message', 'nothing matches that')}.")
             return True
     return False
 
@@ -121,22 +119,18 @@ def recovery(scene: Scene, tool: Tool, text: str) -> bool:
         return False
     finder = scene.rng.choice(finders)
     path = next(p for p, e in finder.yields.items() if e == tool.takes[key]).split("[]")[0]
-    found = scene.episode.fork().call(ToolCall(finder.name))
-    right = [row[key] for row in found.get(path, ()) if key in row]
+    listed = scene.episode.fork().call(ToolCall(finder.name))
+    right = [row[key] for row in listed.get(path, ()) if key in row]
     calls = [replace(wrong, arguments=wrong.arguments | {key: value}) for value in right]
     good = [c for c in calls if outcome_of(scene.episode.fork().call(c)) == "ok"]
     if not good:
         return False
+    named = f"{scene.shelf.entity(tool, tool.takes[key]).noun} {wrong.arguments[key]}"
     scene.user(fill(text, wrong.arguments))
     scene.perform(wrong)
-    noun = scene.shelf.entity(tool, tool.takes[key]).noun
-    scene.perform(
-        ToolCall(finder.name), content=f"There is no {noun} {wrong.arguments[key]}; I look for it."
-    )
-    names = spoken_value(right)
-    scene.say(
-        f"I found no {noun} {wrong.arguments[key]}. There are {names}. Which one do you mean?"
-    )
+    scene.perform(ToolCall(finder.name), content=f"There is no {named}; I look for it.")
+    found = f"I found no {named}. There are {spoken_value(right)}."
+    scene.say(f"{found} Which one do you mean?")
     scene.user(scene.frame("confirm").format(key=good[0].arguments[key]))
     return scene.serve(tool, good[0])
 
@@ -147,16 +141,12 @@ def lists(tool: Tool, entity: str) -> bool:
     return bool(entity) and tool.read_only and not tool.required and bool(paths)
 
 
-def planned(scene: Scene, shapes: tuple, frame: str, together: bool) -> bool:
+def planned(shapes: tuple[Shape, ...], frame: str, together: bool, scene: Scene, *_: Any) -> bool:
     """Several steps of one request: independent ones at once, dependent ones in turn."""
-    steps: list[Step] = []
-    for _ in range(8):
-        steps = grow(
-            scene.episode, scene.shelf, scene.category, scene.rng, scene.rng.choice(shapes)
-        )
-        if steps:
-            break
-    if not steps:
+    place, rng = (scene.episode, scene.shelf, scene.category), scene.rng
+    tries = (grow(*place, rng, rng.choice(shapes)) for _ in range(8))
+    steps = next((steps for steps in tries if steps), None)
+    if steps is None:
         return False
     scene.user(joined(scene.frame(frame), goals(steps)))
     if together:
@@ -322,29 +312,20 @@ class Kind:
     faults: tuple[int, ...] = ()  # numbers of the calls that fail once
 
 
+PAIRS, CHAINS = (PAIR, PAIR, TRIPLE), (CHAIN, CHAIN, LONG)
+SELECTION, PLANNING, TIMING = "tool_selection", "multi_step_planning", "timing_decision"
 KINDS = {
-    "single": Kind(single, "tool_selection", 0.17, (3, 6)),
-    "parallel": Kind(
-        lambda s, *_: planned(s, (PAIR, PAIR, TRIPLE), "both", True), "tool_selection", 0.08
-    ),
-    "retry": Kind(single, "tool_selection", 0.05, faults=(0,)),
-    "refused": Kind(refused, "tool_selection", 0.05),
-    "chain": Kind(
-        lambda s, *_: planned(s, (CHAIN, CHAIN, LONG), "chain", False), "multi_step_planning", 0.17
-    ),
-    "sequence": Kind(
-        lambda s, *_: planned(s, (PAIR, PAIR, TRIPLE), "chain", False), "multi_step_planning", 0.07
-    ),
-    "chain_retry": Kind(
-        lambda s, *_: planned(s, (CHAIN,), "chain", False),
-        "multi_step_planning",
-        0.03,
-        faults=(0, 1),
-    ),
-    "recovery": Kind(recovery, "multi_step_planning", 0.03),
-    "missing": Kind(missing, "timing_decision", 0.08),
-    "no_tool": Kind(no_tool, "timing_decision", 0.06),
-    "no_suitable": Kind(no_suitable, "timing_decision", 0.06, (4, 5)),
+    "single": Kind(single, SELECTION, 0.17, (3, 6)),
+    "parallel": Kind(partial(planned, PAIRS, "both", True), SELECTION, 0.08),
+    "retry": Kind(single, SELECTION, 0.05, faults=(0,)),
+    "refused": Kind(refused, SELECTION, 0.05),
+    "chain": Kind(partial(planned, CHAINS, "chain", False), PLANNING, 0.17),
+    "sequence": Kind(partial(planned, PAIRS, "chain", False), PLANNING, 0.07),
+    "chain_retry": Kind(partial(planned, (CHAIN,), "chain", False), PLANNING, 0.03, faults=(0, 1)),
+    "recovery": Kind(recovery, PLANNING, 0.03),
+    "missing": Kind(missing, TIMING, 0.08),
+    "no_tool": Kind(no_tool, TIMING, 0.06),
+    "no_suitable": Kind(no_suitable, TIMING, 0.06, (4, 5)),
     "retrieval": Kind(single, "tool_retrieval", 0.15, (8, 11)),
 }
 
