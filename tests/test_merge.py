@@ -343,6 +343,11 @@ def test_search_finds_the_better_weights(tmp_path: Path) -> None:
     assert report["score"] < report["trials"][0]["score"]
     assert distance(tmp_path / "best") == report["score"]
     assert not list(tmp_path.glob(".best*"))
+    with pytest.raises(SharpenError, match="is not empty"):
+        search(recipe, tmp_path / "best", distance)
+    with pytest.raises(SharpenError, match="objective returned nan"):
+        search(recipe, tmp_path / "none", lambda folder: float("nan"))
+    assert not (tmp_path / "none").exists()
 
 
 def test_merging_never_imports_transformers(tmp_path: Path) -> None:

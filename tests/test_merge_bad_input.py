@@ -124,6 +124,14 @@ CASES: dict[str, tuple[Callable[[Models], dict], str]] = {
     "other shape": (other_shape, "model.norm.weight: shapes differ"),
     "other vocabulary": (other_vocabulary, "set tokenizer_source: union"),
     "nan": (not_a_number, "math: model.layers.1.self_attn.k_proj.weight: nan at [3, 5]"),
+    "nan in an average": (
+        lambda m: not_a_number(m) and linear(m, parameters={"weight": 1}),
+        "math: model.layers.1.self_attn.k_proj.weight: nan at [3, 5]",
+    ),
+    "overflow": (
+        lambda m: linear(m, parameters={"weight": 1e6, "normalize": False}, dtype="float16"),
+        "beyond the range of torch.float16",
+    ),
     "infinity": (infinite, "code: lm_head.weight: -inf at [2, 0]"),
     "truncated": (truncated, "math/model.safetensors: truncated"),
     "missing shard": (no_shard, "model-00001-of-00002.safetensors: No such file"),

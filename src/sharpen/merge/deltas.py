@@ -224,7 +224,7 @@ def vector_method(
 
         shared = parameters_of(method)
         del shared["rest"]
-        add(Method(name, method, shared | parameters_of(prune), "required", 1, None))
+        add(Method(name, method, shared | parameters_of(prune), "required", 1, None, True))
         return prune
 
     return register
@@ -237,7 +237,7 @@ def task_arithmetic(
     return arithmetic(Mix(weight, normalize, lambda_), None)
 
 
-@merge_method()
+@merge_method(prunes=True)
 def ties(
     x: Tiles,
     weight: PerTuned[float],

@@ -5,6 +5,7 @@ What is good is the caller's: a function from the folder of a merged model to a 
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any
 from sharpen.config import parse_config
 from sharpen.merge.method import METHODS
 from sharpen.merge.recipe import MergeConfig
-from sharpen.merge.stream import DEFAULTS, MergeOptions, merge
+from sharpen.merge.stream import DEFAULTS, MergeOptions, check_output, merge
 from sharpen.types import Json, SharpenError
 
 Objective = Callable[[Path], float]
@@ -49,6 +50,7 @@ def search(
     if trials < 1:
         raise SharpenError(f"trials {trials}: must be at least 1")
     out, places = Path(out), knobs(recipe)
+    check_output(out, options.overwrite)
     if not places:
         raise SharpenError(f"{recipe.merge_method}: has no parameter to search")
     study = optuna.create_study(
@@ -64,6 +66,8 @@ def search(
         try:
             merge(with_values(recipe, chosen), folder, replace(options, overwrite=True))
             score = float(objective(folder))
+            if not math.isfinite(score):
+                raise SharpenError(f"the objective returned {score} for {chosen}")
             study.tell(trial, score)
             rows.append({"score": score, **chosen})
             if study.best_trial.number == trial.number:

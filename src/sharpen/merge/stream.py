@@ -19,9 +19,8 @@ from threading import Lock
 
 import torch
 import yaml
-from torch import Tensor
 
-from sharpen.merge.checkpoint import ShardWriter, Spec, Weights
+from sharpen.merge.checkpoint import ShardWriter, Spec
 from sharpen.merge.plan import Job, Plan, build_plan
 from sharpen.merge.recipe import MergeConfig
 from sharpen.merge.tiles import TILE_ELEMENTS, Run, Tile, Tiles, all_finite
@@ -123,6 +122,8 @@ def write_tensors(
         def finish(index: int) -> int:
             tile = tiles.load(index)
             merged = kernel(tile).to(job.out).cpu()
+            if not all_finite(merged):
+                blame(job, tile.index)
             writer.write_at(job.name, tile.start * job.out.itemsize, merged)
             return merged.nbytes
 
@@ -151,12 +152,13 @@ def is_large(job: Job) -> bool:
 def tiles_of(job: Job, seed: int, device: torch.device, run: Run) -> Tiles:
     """A tensor's tiles, read from every input; a small tensor is read once."""
     spec = Spec(job.work, job.shape)
-    step = max(1, TILE_ELEMENTS // max(1, spec.columns))
-    count = max(1, -(-spec.rows // step))
+    count = max(1, -(-spec.rows // row_step(spec)))
 
     def load(index: int) -> Tile:
-        start, stop = index * step, min(spec.rows, (index + 1) * step)
-        tensors = [read(model, name, start, stop) for model, name in job.inputs]
+        start, stop = row_range(spec, index)
+        tensors = [model.rows(name, start, stop) for model, name in job.inputs]
+        if job.method.prunes and not all(all_finite(tensor) for tensor in tensors):
+            blame(job, index)
         moved = tuple(tensor.to(device=device, dtype=job.work) for tensor in tensors)
         return Tile(moved, index, start * spec.columns)
 
@@ -165,14 +167,25 @@ def tiles_of(job: Job, seed: int, device: torch.device, run: Run) -> Tiles:
     return Tiles(count, loader, size, job.work, job.name, seed, run, not is_large(job))
 
 
-def read(model: Weights, name: str, start: int, stop: int) -> Tensor:
-    """Rows of a tensor. A value that is not a number is an error that says where it stands."""
-    rows = model.rows(name, start, stop)
-    if rows.is_floating_point() and not all_finite(rows):
-        row, column = (~rows.double().isfinite()).nonzero()[0].tolist()
-        value = rows[row, column].item()
-        raise SharpenError(f"{model.where}: {name}: {value} at [{start + row}, {column}]")
-    return rows
+def row_step(spec: Spec) -> int:
+    return max(1, TILE_ELEMENTS // max(1, spec.columns))
+
+
+def row_range(spec: Spec, index: int) -> tuple[int, int]:
+    return index * row_step(spec), min(spec.rows, (index + 1) * row_step(spec))
+
+
+def blame(job: Job, index: int) -> None:
+    """A tile with a value that is not a number: say in which input, or that the merge made it."""
+    start, stop = row_range(Spec(job.work, job.shape), index)
+    for model, name in job.inputs:
+        rows = model.rows(name, start, stop)
+        wrong = (~rows.double().isfinite()).nonzero()
+        if len(wrong):
+            row, column = wrong[0].tolist()
+            value = rows[row, column].item()
+            raise SharpenError(f"{model.where}: {name}: {value} at [{start + row}, {column}]")
+    raise SharpenError(f"{job.name}: merged values are beyond the range of {job.work} or {job.out}")
 
 
 def write_small_files(plan: Plan, recipe: MergeConfig, folder: Path, seed: int) -> None:

@@ -84,6 +84,8 @@ def magnitude_bits(values: Tensor) -> Tensor:
 
 def all_finite(values: Tensor) -> bool:
     """No NaN and no infinity: in bits, nothing from infinity's pattern on."""
+    if not values.is_floating_point():
+        return True
     if not values.numel() or values.dtype.itemsize not in (2, 4):
         return bool(values.double().isfinite().all())
     bits = magnitude_bits(values)
