@@ -39,9 +39,16 @@ class EditingField(Editing):
     """Templates that change one field of one row."""
 
     field: str
+    kind: ClassVar[str] = ""  # what the field must be
 
     def edited(self) -> list[str]:
         return [self.field]
+
+    def shape(self, entities: Entities) -> Shape:
+        shape = super().shape(entities)
+        if self.kind and shape[self.field].kind != self.kind:
+            raise ValueError(f"field: {self.field!r} is not of kind {self.kind}")
+        return shape
 
 
 class Update(Editing):
@@ -138,6 +145,7 @@ class Assign(EditingField):
     """Point a row at another one, which may hold `at_most` so many."""
 
     op = "assign"
+    kind = "ref"
     at_most: Expr | None = None
 
     def parameters(self, entities: Entities) -> list[Param]:
@@ -152,23 +160,17 @@ class Assign(EditingField):
             raise conflict(f"{wanted} already holds {held}")
         return {self.field: wanted}
 
-    def shape(self, entities: Entities) -> Shape:
-        if entities[self.entity].select([self.field])[self.field].kind != "ref":
-            raise ValueError(f"field: {self.field!r} is not a reference")
-        return super().shape(entities)
-
 
 class Link(EditingField):
     """Add an item to a list field; one that is there already is a conflict."""
 
     op = "link"
+    kind = "list"
     item: str
     at_most: int = 20
 
     def parameters(self, entities: Entities) -> list[Param]:
         kind = entities[self.entity].select([self.field])[self.field]
-        if kind.kind != "list":
-            raise ValueError(f"field: {self.field!r} is not a list")
         one = kind.model_copy(update={"kind": "ref" if kind.entity else "choice"})
         return [*super().parameters(entities), Param(self.item, self.params.get(self.item) or one)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, InstanceOf
 from pydantic import Field as Setting
@@ -231,11 +231,11 @@ class Rank(Selecting):
     def run(self, call: Call, row: Json) -> Json:
         scored = [(tidy(self.by(call.names(r))), r) for r in self.selected(call)]
         scored.sort(key=lambda pair: pair[0], reverse=self.order == "highest")
-        named = [
+        shown = [
             call.entity.show(r, self.show) | ({self.score: value} if self.score else {})
             for value, r in scored[: call.args["top"]]
         ]
-        return {"count": len(scored), call.entity.plural: named}
+        return {"count": len(scored), call.entity.plural: shown}
 
     def shape(self, entities: Entities) -> Shape:
         score = {self.score: "number"} if self.score else {}
@@ -282,6 +282,7 @@ class Convert(Operation):
     [factor, offset]."""
 
     op = "convert"
+    answers: ClassVar = {"converted": "number", "unit": "string"}
     table: dict[str, float | tuple[float, float]]
     amount: str = "amount"
     source: str = "from_unit"
@@ -305,23 +306,18 @@ class Convert(Operation):
         call.scope["converted"] = value
         return {"converted": value, "unit": target}
 
-    def shape(self, entities: Entities) -> Shape:
-        return {"converted": "number", "unit": "string"}
-
 
 class Validate(Operation):
     """A verdict by rules, each of which must hold; `rules` maps what to say to the expression."""
 
     op = "validate"
+    answers: ClassVar = {"valid": "boolean", "failed_checks": ["string"]}
     keyed = True
     rules: dict[str, Expr]
 
     def run(self, call: Call, row: Json) -> Json:
         failed = [text for text, rule in self.rules.items() if not rule(call.scope)]
         return {"valid": not failed, "failed_checks": failed}
-
-    def shape(self, entities: Entities) -> Shape:
-        return {"valid": "boolean", "failed_checks": ["string"]}
 
 
 class Summary(Operation):
@@ -370,6 +366,7 @@ class FreeSlots(Calendar):
     """Stretches of a resource's day that are still free and long enough."""
 
     op = "free_slots"
+    answers: ClassVar = {"count": "integer", "slots": [{"start": "string", "end": "string"}]}
 
     def parameters(self, entities: Entities) -> list[Param]:
         *where, length = self.day_params(entities)
@@ -384,6 +381,3 @@ class FreeSlots(Calendar):
                 slots.append({"start": clock(at), "end": clock(start)})
             at = max(at, end)
         return {"count": len(slots), "slots": slots[:SHOWN]}
-
-    def shape(self, entities: Entities) -> Shape:
-        return {"count": "integer", "slots": [{"start": "string", "end": "string"}]}

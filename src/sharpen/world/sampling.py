@@ -30,7 +30,7 @@ class Sampler:
         return list(self.tables.rows(self.entities[entity]))
 
     def value(self, field: Field) -> Any:
-        draw = self.entities.value(field, self.family)
+        draw = self.entities.drawn(field, self.family)
         return draw(self.rng.random, self.rng.sample, self.keys)
 
     def arguments(self, names: set[str]) -> Json:

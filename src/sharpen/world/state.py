@@ -99,21 +99,16 @@ class Entities:
                 return name
         raise ValueError(f"{child!r} has no reference to {parent}")
 
-    def value(self, field: Field, family: Family) -> Callable[..., Any]:
-        """What draws a value of this field."""
-        return self.once(field, family, lambda draw: draw.value(field))
-
-    def row(self, entity: Entity, family: Family) -> Callable[..., None]:
-        """What draws all of a row but its key."""
-        rest = {n: f for n, f in entity.fields.items() if n != entity.key}
-        return self.once(entity, family, lambda draw: draw.row(rest))
-
-    def once(
-        self, owner: object, family: Family, build: Callable[[Drawing], Callable[..., Any]]
-    ) -> Callable[..., Any]:
+    def drawn(self, owner: Field | Entity, family: Family) -> Callable[..., Any]:
+        """What draws a field's values, or all of a row but its key."""
         found = self.compiled.get((family, id(owner)))
         if found is None:  # the owner is kept too, so that its id stays its own
-            found = owner, build(Drawing(family, self.pools))
+            drawing = Drawing(family, self.pools)
+            if isinstance(owner, Field):
+                found = owner, drawing.value(owner)
+            else:
+                rest = {n: f for n, f in owner.fields.items() if n != owner.key}
+                found = owner, drawing.row(rest)
             self.compiled[family, id(owner)] = found
         return found[1]
 
@@ -146,7 +141,7 @@ def base_keys(entities: Entities, name: str, family: Family, seed: int) -> tuple
     if isinstance(field.spec, tuple):
         values = part(field.spec, family) if field.kind == "text" else field.spec
         return tuple(rng.sample(values, min(entity.rows, len(values))))
-    make = entities.value(field, family)
+    make = entities.drawn(field, family)
     keys: dict[str, None] = {}
     while len(keys) < entity.rows:
         keys[make(rng.random, rng.sample, None)] = None
@@ -168,7 +163,7 @@ def base_rows(entities: Entities, name: str, family: Family, seed: int) -> dict[
     def scope(row: Json) -> Scope:
         return Scope(entities, find, row | today)
 
-    fill, rows = entities.row(entity, family), dict[str, Json]()
+    fill, rows = entities.drawn(entity, family), dict[str, Json]()
     for key in keys(name):
         rows[key] = {entity.key: key}
         fill(rows[key], scope, rng.random, rng.sample, keys)

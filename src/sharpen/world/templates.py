@@ -137,6 +137,7 @@ class Operation(Config):
     op: ClassVar[str] = ""
     keyed: ClassVar[bool] = False  # the tool takes the key of one row of its entity
     writes: ClassVar[bool] = False
+    answers: ClassVar[Shape] = {}
 
     def key_param(self, entities: Entities, name: str = "", **settings: Any) -> Param:
         entity = entities[self.entity]
@@ -185,7 +186,7 @@ class Operation(Config):
     def shape(self, entities: Entities) -> Shape:
         """What a successful answer looks like, without `returns`. It is asked for once, when the
         file is read, so it also refuses settings that do not fit the entities."""
-        return {}
+        return self.answers
 
 
 def tidy(value: Any) -> Any:
