@@ -27,6 +27,23 @@ def run(
     folder = out or Path("runs") / loaded.name
     print(f"{loaded.name}: {loaded.about}" if loaded.about else loaded.name)
     results = run_recipe(loaded, folder, say=lambda text: print(text, flush=True))
+    for line in gains(results):
+        print(line)
     print(f"results: {folder / 'results.json'}")
     if as_json:
         print(json.dumps({"path": str(folder), "results": results}))
+
+
+def gains(results: dict[str, dict]) -> list[str]:
+    """Each rate that several stages measured, in order, with its interval."""
+    measured = {name: result for name, result in results.items() if "valid_call" in result}
+    if len(measured) < 2:
+        return []
+    lines = []
+    for metric in ("valid_call", "right_tool", "exact_call"):
+        shown = [
+            f"{name} {row[metric]['mean']:.1%} [{row[metric]['low']:.1%}, {row[metric]['high']:.1%}]"
+            for name, row in measured.items()
+        ]
+        lines.append(f"{metric}: {' → '.join(shown)}")
+    return lines
