@@ -41,9 +41,7 @@ def gains(results: dict[str, dict]) -> list[str]:
         return []
     lines = []
     for metric in ("valid_call", "right_tool", "exact_call"):
-        shown = [
-            f"{name} {row[metric]['mean']:.1%} [{row[metric]['low']:.1%}, {row[metric]['high']:.1%}]"
-            for name, row in measured.items()
-        ]
+        rows = {name: result[metric] for name, result in measured.items()}
+        shown = [f"{n} {r['mean']:.1%} [{r['low']:.1%}, {r['high']:.1%}]" for n, r in rows.items()]
         lines.append(f"{metric}: {' → '.join(shown)}")
     return lines
