@@ -26,21 +26,23 @@ def starter_dialogs(split: Literal["train", "test"], count: int, seed: int = 0) 
     chance = random.Random(f"starter:{split}:{seed}")
     dialogs: dict[str, Dialog] = {}
     names = list(declared)
-    for attempt in range(count * 50):
-        name = names[attempt % len(names)]
+    misses = 0  # in a row; many mean that there is nothing new left to say
+    while len(dialogs) < count and misses < 2000:
+        name = names[len(dialogs) % len(names)] if misses < 50 else chance.choice(names)
         request, arguments = make_request(declared[name], split, chance)
         others = chance.sample([n for n in names if n != name], CANDIDATES - 1)
         offered = chance.sample([name, *others], CANDIDATES)
-        if request not in dialogs:
-            call = Message("assistant", tool_calls=(ToolCall(name, arguments),))
-            dialogs[request] = Dialog(
-                (Message("user", request), call),
-                tuple(specs[n] for n in offered),
-                id=f"starter-{split}-{len(dialogs)}",
-                task_type="tool_selection",
-            )
-        if len(dialogs) == count:
-            break
+        if request in dialogs:
+            misses += 1
+            continue
+        misses = 0
+        call = Message("assistant", tool_calls=(ToolCall(name, arguments),))
+        dialogs[request] = Dialog(
+            (Message("user", request), call),
+            tuple(specs[n] for n in offered),
+            id=f"starter-{split}-{len(dialogs)}",
+            task_type="tool_selection",
+        )
     return list(dialogs.values())
 
 
