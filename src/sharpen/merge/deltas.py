@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 
 from sharpen.merge.method import Kernel, Method, PerTuned, add, merge_method, parameters_of
-from sharpen.merge.tiles import BITS, CHANCES, Tile, Tiles, magnitude_bits, masked, select
+from sharpen.merge.tiles import (
+    BITS,
+    CHANCES,
+    NotFinite,
+    Tile,
+    Tiles,
+    all_finite,
+    magnitude_bits,
+    masked,
+    select,
+)
 from sharpen.types import SharpenError
 
 Rescale = bool | Literal["density"]
@@ -23,8 +33,9 @@ Pruning = tuple[Sparse, list[float] | None]  # and what each pruned delta is mul
 
 
 def deltas(tile: Tile) -> list[Tensor]:
+    """Task vectors of a tile, free to be changed."""
     base, *tuned = tile.tensors
-    return [tensor - base for tensor in tuned]
+    return tile.kept.pop("deltas", None) or [tensor - base for tensor in tuned]
 
 
 def total(tensors: Sequence[Tensor]) -> Tensor:
@@ -69,16 +80,16 @@ def arithmetic(mix: Mix, pruning: Pruning | None) -> Kernel:
     sparse, factors = pruning or (None, None)
 
     def kernel(tile: Tile) -> Tensor:
-        base, vectors = tile.tensors[0], deltas(tile)
+        base, vectors = tile.tensors[0], tile.kept.pop("pruned", None)
+        if vectors is None:
+            vectors = deltas(tile)
+            for i, vector in enumerate(vectors if sparse else []):
+                sparse(tile, i, vector)  # type: ignore[misc]
         if not vectors:
             return base
         weights = torch.tensor(mix.weight, dtype=base.dtype)
         for i, vector in enumerate(vectors):
-            if sparse:
-                sparse(tile, i, vector)
-            if factors and factors[i] != 1:
-                vector.mul_(factors[i])
-            vector.mul_(weights[i].item())
+            vector.mul_(weights[i].item() * (factors[i] if factors else 1.0))
         if mix.elect is not None:
             mixed = agreed(vectors, weights, mix)
         else:
@@ -116,19 +127,42 @@ def rescaled(x: Tiles, sparse: Sparse, density: Sequence[float], rescale: Rescal
     """`sparse` with what brings each pruned task vector back to its size: the sum of magnitudes
     before pruning over that after it, or 1/density."""
     if not rescale or all(share >= 1 for share in density):
-        return sparse, None
+        return checked(sparse), None
     if rescale == "density":
-        return sparse, [1 / share if 0 < share < 1 else 1.0 for share in density]
+        return checked(sparse), [1 / share if 0 < share < 1 else 1.0 for share in density]
 
     def sums(tile: Tile) -> Tensor:
         table = torch.zeros(len(density), 2, dtype=torch.float64)
-        for i, vector in enumerate(deltas(tile)):
-            table[i, 0] = vector.abs().sum(dtype=torch.float32).item()
-            table[i, 1] = sparse(tile, i, vector).abs().sum(dtype=torch.float32).item()
+        vectors = deltas(tile)
+        for i, vector in enumerate(vectors):
+            table[i, 0] = size(vector)
+            table[i, 1] = size(sparse(tile, i, vector))
+        if not table.isfinite().all():
+            raise NotFinite(tile)
+        tile.kept["pruned"] = vectors
         return table
 
     table = torch.stack(x.measure(sums)).sum(0)
     return sparse, [a / b if a >= 1e-7 and b >= 1e-7 else 1.0 for a, b in table.tolist()]
+
+
+def checked(sparse: Sparse) -> Sparse:
+    """Pruning that does not hide a value that is not a number."""
+
+    def careful(tile: Tile, i: int, vector: Tensor) -> Tensor:
+        if not all_finite(vector):
+            raise NotFinite(tile)
+        return sparse(tile, i, vector)
+
+    return careful
+
+
+def size(vector: Tensor) -> float:
+    """Sum of magnitudes. bfloat16 is summed by rows in its own dtype, which is fast, has float32's
+    range, and loses nothing that matters over many rows."""
+    own = vector.dtype == torch.bfloat16
+    rows = vector.abs().sum(dim=1, dtype=None if own else torch.float32)
+    return rows.sum(dtype=torch.float64).item()
 
 
 def largest(x: Tiles, density: Sequence[float], gamma: Sequence[float] | None = None) -> Sparse:
@@ -159,7 +193,8 @@ def largest(x: Tiles, density: Sequence[float], gamma: Sequence[float] | None = 
 
 
 def delta_bits(tile: Tile) -> list[Tensor]:
-    return [magnitude_bits(vector) for vector in deltas(tile)]
+    tile.kept["deltas"] = deltas(tile)
+    return [magnitude_bits(vector) for vector in tile.kept["deltas"]]
 
 
 def drawn(x: Tiles, density: Sequence[float], epsilon: Sequence[float] | None = None) -> Sparse:
@@ -172,21 +207,14 @@ def drawn(x: Tiles, density: Sequence[float], epsilon: Sequence[float] | None = 
                 f"and 1 (density is {share})"
             )
 
-    masks: dict[tuple[int, int], Tensor] = {}
-
     def sparse(tile: Tile, i: int, vector: Tensor) -> Tensor:
         if density[i] >= 1:
             return vector
-        mask = masks.get((tile.index, i))
-        if mask is None:
-            chances: Tensor | int = chance(density[i])
-            if epsilon is not None and density[i] > 0:
-                chances = ranked(vector, density[i], epsilon[i])
-            # all ones where the draw is below the chance
-            mask = x.random(tile, i).sub_(chances).bitwise_right_shift_(15)
-            if x.small:
-                masks[tile.index, i] = mask
-        return masked(vector, mask)
+        chances: Tensor | int = chance(density[i])
+        if epsilon is not None and density[i] > 0:
+            chances = ranked(vector, density[i], epsilon[i])
+        # all ones where the draw is below the chance
+        return masked(vector, x.random(tile, i).sub_(chances).bitwise_right_shift_(15))
 
     return sparse
 
@@ -224,7 +252,7 @@ def vector_method(
 
         shared = parameters_of(method)
         del shared["rest"]
-        add(Method(name, method, shared | parameters_of(prune), "required", 1, None, True))
+        add(Method(name, method, shared | parameters_of(prune), "required", 1, None))
         return prune
 
     return register
@@ -237,7 +265,7 @@ def task_arithmetic(
     return arithmetic(Mix(weight, normalize, lambda_), None)
 
 
-@merge_method(prunes=True)
+@merge_method()
 def ties(
     x: Tiles,
     weight: PerTuned[float],

@@ -52,7 +52,6 @@ class Method:
     base: Base
     least: int  # inputs, the base counted
     most: int | None
-    prunes: bool = False  # so that a value that is not a number need not reach the result
 
     def kernel(self, x: Tiles, values: dict[str, Any]) -> Kernel:
         """What merges one tile, with parameters by their names in configs."""
@@ -67,12 +66,12 @@ METHODS: dict[str, Method] = {}
 
 
 def merge_method(
-    base: Base = "required", least: int = 1, most: int | None = None, prunes: bool = False
+    base: Base = "required", least: int = 1, most: int | None = None
 ) -> Callable[[F], F]:
     """Registers a function under its name, its parameters taken from its signature."""
 
     def register(function: F) -> F:
-        add(Method(function.__name__, function, parameters_of(function), base, least, most, prunes))
+        add(Method(function.__name__, function, parameters_of(function), base, least, most))
         return function
 
     return register

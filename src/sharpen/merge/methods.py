@@ -177,7 +177,7 @@ def toward_mean(tile: Tile, cosine: Tensor) -> Tensor:
     return (share * mean + (1 - share) * base).to(tile.tensors[0].dtype)
 
 
-@merge_method(prunes=True)
+@merge_method()
 def sce(x: Tiles, select_topk: float = 1.0) -> Kernel:
     """Select the places that vary most, weigh models by the energy of their task vectors, erase
     what disagrees in sign."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock
+from typing import NoReturn
 
 import torch
 import yaml
@@ -23,7 +24,7 @@ import yaml
 from sharpen.merge.checkpoint import ShardWriter, Spec
 from sharpen.merge.plan import Job, Plan, build_plan
 from sharpen.merge.recipe import MergeConfig
-from sharpen.merge.tiles import TILE_ELEMENTS, Run, Tile, Tiles, all_finite
+from sharpen.merge.tiles import TILE_ELEMENTS, NotFinite, Run, Tile, Tiles, all_finite
 from sharpen.records import atomic_folder, read_json, write_json, write_text
 from sharpen.types import Json, SharpenError
 
@@ -117,17 +118,20 @@ def write_tensors(
     def make(job: Job, run: Run) -> None:
         nonlocal done
         tiles = tiles_of(job, options.seed, device, run)
-        kernel = job.method.kernel(tiles, dict(job.values))
 
         def finish(index: int) -> int:
             tile = tiles.load(index)
             merged = kernel(tile).to(job.out).cpu()
             if not all_finite(merged):
-                blame(job, tile.index)
+                raise NotFinite(tile)
             writer.write_at(job.name, tile.start * job.out.itemsize, merged)
             return merged.nbytes
 
-        made = sum(run(finish, range(tiles.count)))
+        try:
+            kernel = job.method.kernel(tiles, dict(job.values))
+            made = sum(run(finish, range(tiles.count)))
+        except NotFinite as error:
+            blame(job, error.index)
         with lock:
             done += made
             progress(job.name, done, plan.nbytes)
@@ -157,14 +161,12 @@ def tiles_of(job: Job, seed: int, device: torch.device, run: Run) -> Tiles:
     def load(index: int) -> Tile:
         start, stop = row_range(spec, index)
         tensors = [model.rows(name, start, stop) for model, name in job.inputs]
-        if job.method.prunes and not all(all_finite(tensor) for tensor in tensors):
-            blame(job, index)
         moved = tuple(tensor.to(device=device, dtype=job.work) for tensor in tensors)
         return Tile(moved, index, start * spec.columns)
 
     loader = load if is_large(job) else cache(load)
     size = spec.rows * spec.columns
-    return Tiles(count, loader, size, job.work, job.name, seed, run, not is_large(job))
+    return Tiles(count, loader, size, job.work, job.name, seed, run)
 
 
 def row_step(spec: Spec) -> int:
@@ -175,7 +177,7 @@ def row_range(spec: Spec, index: int) -> tuple[int, int]:
     return index * row_step(spec), min(spec.rows, (index + 1) * row_step(spec))
 
 
-def blame(job: Job, index: int) -> None:
+def blame(job: Job, index: int) -> NoReturn:
     """A tile with a value that is not a number: say in which input, or that the merge made it."""
     start, stop = row_range(Spec(job.work, job.shape), index)
     for model, name in job.inputs:

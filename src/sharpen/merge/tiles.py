@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from sharpen.types import SharpenError
 
 R = TypeVar("R")
 TILE_ELEMENTS = 1 << 19  # a few tiles of every input stay within the processor's cache
@@ -34,6 +36,15 @@ class Tile:
     tensors: tuple[Tensor, ...]  # one [rows, columns] of each model; the base first if there is one
     index: int
     start: int  # position of its first element in the whole tensor
+    kept: dict[str, list[Tensor]] = field(default_factory=dict)  # made in one look, for the next
+
+
+class NotFinite(SharpenError):
+    """A tile holds a value that is not a number, or infinite."""
+
+    def __init__(self, tile: Tile):
+        super().__init__("a value is not a number, or infinite")
+        self.index = tile.index
 
 
 @dataclass(frozen=True)
@@ -45,7 +56,6 @@ class Tiles:
     name: str = ""
     seed: int = 0
     run: Run = map
-    small: bool = True  # so that what is costly to make again may be kept
 
     def measure(self, look: Callable[[Tile], R]) -> list[R]:
         """`look` at every tile; the results in order."""
@@ -131,7 +141,16 @@ def select(
     x: Tiles, look: Callable[[Tile], Sequence[Tensor]], wanted: Sequence[Sequence[int]]
 ) -> list[list[Top]]:
     """For every tensor of bits that `look` gives, the `Top` of each wanted size."""
-    counts = torch.stack(x.measure(lambda tile: histogram(look(tile))))
+    infinity = int(magnitude_bits(torch.tensor(torch.inf, dtype=x.dtype)))
+    infinity >>= 16 if x.dtype.itemsize > 2 else 0
+
+    def counted(tile: Tile) -> Tensor:
+        found = histogram(look(tile))
+        if found[:, infinity:].any():
+            raise NotFinite(tile)
+        return found
+
+    counts = torch.stack(x.measure(counted))
     return [
         [top_of(x, lambda tile, i=i: look(tile)[i], counts[:, i], k) for k in sizes]
         for i, sizes in enumerate(wanted)
