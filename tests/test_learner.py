@@ -332,7 +332,7 @@ def dialogs(path):
 @pytest.mark.parametrize(
     ("extra", "problem"),
     [
-        ({"train_data": "gone.jsonl"}, "gone.jsonl: no such file"),
+        ({"train_data": "gone.jsonl"}, "gone.jsonl': neither a file nor"),
         ({"base_model": "nobody"}, "known names"),
     ],
 )

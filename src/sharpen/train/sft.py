@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sharpen.data.sources import resolve
 from sharpen.models.load import attach_lora, load_model, load_tokenizer
 from sharpen.records import RunFolder, atomic_folder, read_jsonl, sha256_file, write_jsonl
 from sharpen.render import Renderer, hermes_template
@@ -58,8 +59,11 @@ class AgentSFTTrainer:
         print(f"{len(self.train_rows)} rows to train on, {tokens} tokens ({shown})")
 
     def rendered(self, renderer: Renderer, source: str) -> list[Datum]:
-        path = resolve_data(source)
-        rows = [dialog_from_row(row.value, row.where) for row in read_jsonl(path)]
+        rows = [
+            dialog_from_row(row.value, row.where)
+            for path in resolve(source)
+            for row in read_jsonl(path)
+        ]
         datums = list(renderer.render(rows))
         fitting = [d for d in datums if len(d.ids) <= self.config.max_length]
         left_out = len(datums) - len(fitting)
@@ -83,7 +87,7 @@ class AgentSFTTrainer:
             self.prepare_datasets()
         config = self.config
         run = RunFolder(
-            self.output, config, {"train_data": sha256_file(resolve_data(config.train_data))}
+            self.output, config, {p.name: sha256_file(p) for p in resolve(config.train_data)}
         )
         check_disk(run.path, config)
         self.model = load_model(config)
@@ -222,13 +226,6 @@ def rewind(run: RunFolder, step: int) -> None:
     kept = [row for row in rows if row["step"] <= step]
     if len(kept) < len(rows):
         write_jsonl(run.metrics_file, kept)
-
-
-def resolve_data(source: str) -> Path:
-    """`agent_sft:train` or a JSONL file."""
-    if Path(source).is_file():
-        return Path(source)
-    raise SharpenError(f"{source}: no such file")
 
 
 def check_disk(folder: Path, config: AgentSFTConfig) -> None:
