@@ -128,6 +128,24 @@ CASES: dict[str, tuple[Callable[[Models], dict], str]] = {
         lambda m: not_a_number(m) and linear(m, parameters={"weight": 1}),
         "math: model.layers.1.self_attn.k_proj.weight: nan at [3, 5]",
     ),
+    "nan where values are dropped": (
+        lambda m: (
+            not_a_number(m)
+            | {"merge_method": "dare_ties", "parameters": {"density": 0.01, "rescale": False}}
+        ),
+        "math: model.layers.1.self_attn.k_proj.weight: nan at [3, 5]",
+    ),
+    "nan where values are drawn and rescaled": (
+        lambda m: not_a_number(m) | {"merge_method": "della", "parameters": {"density": 0.5}},
+        "math: model.layers.1.self_attn.k_proj.weight: nan at [3, 5]",
+    ),
+    "nan where the largest are left out": (
+        lambda m: (
+            not_a_number(m)
+            | {"merge_method": "breadcrumbs", "parameters": {"density": 0.5, "gamma": 0.2}}
+        ),
+        "math: model.layers.1.self_attn.k_proj.weight: nan at [3, 5]",
+    ),
     "overflow": (
         lambda m: linear(m, parameters={"weight": 1e6, "normalize": False}, dtype="float16"),
         "beyond the range of torch.float16",

@@ -89,7 +89,9 @@ def arithmetic(mix: Mix, pruning: Pruning | None) -> Kernel:
             return base
         weights = torch.tensor(mix.weight, dtype=base.dtype)
         for i, vector in enumerate(vectors):
-            vector.mul_(weights[i].item() * (factors[i] if factors else 1.0))
+            factor = weights[i].item() * (factors[i] if factors else 1.0)
+            if factor != 1:
+                vector.mul_(factor)
         if mix.elect is not None:
             mixed = agreed(vectors, weights, mix)
         else:
@@ -127,9 +129,9 @@ def rescaled(x: Tiles, sparse: Sparse, density: Sequence[float], rescale: Rescal
     """`sparse` with what brings each pruned task vector back to its size: the sum of magnitudes
     before pruning over that after it, or 1/density."""
     if not rescale or all(share >= 1 for share in density):
-        return checked(sparse), None
+        return sparse, None
     if rescale == "density":
-        return checked(sparse), [1 / share if 0 < share < 1 else 1.0 for share in density]
+        return sparse, [1 / share if 0 < share < 1 else 1.0 for share in density]
 
     def sums(tile: Tile) -> Tensor:
         table = torch.zeros(len(density), 2, dtype=torch.float64)
@@ -144,17 +146,6 @@ def rescaled(x: Tiles, sparse: Sparse, density: Sequence[float], rescale: Rescal
 
     table = torch.stack(x.measure(sums)).sum(0)
     return sparse, [a / b if a >= 1e-7 and b >= 1e-7 else 1.0 for a, b in table.tolist()]
-
-
-def checked(sparse: Sparse) -> Sparse:
-    """Pruning that does not hide a value that is not a number."""
-
-    def careful(tile: Tile, i: int, vector: Tensor) -> Tensor:
-        if not all_finite(vector):
-            raise NotFinite(tile)
-        return sparse(tile, i, vector)
-
-    return careful
 
 
 def size(vector: Tensor) -> float:
@@ -197,7 +188,9 @@ def delta_bits(tile: Tile) -> list[Tensor]:
     return [magnitude_bits(vector) for vector in tile.kept["deltas"]]
 
 
-def drawn(x: Tiles, density: Sequence[float], epsilon: Sequence[float] | None = None) -> Sparse:
+def drawn(
+    x: Tiles, density: Sequence[float], rescale: Rescale, epsilon: Sequence[float] | None = None
+) -> Sparse:
     """Keep each value with probability `density`; with `epsilon`, with a probability that rises by
     ± epsilon with its rank in its row."""
     for share, spread in zip(density, epsilon or (), strict=False):
@@ -208,6 +201,8 @@ def drawn(x: Tiles, density: Sequence[float], epsilon: Sequence[float] | None = 
             )
 
     def sparse(tile: Tile, i: int, vector: Tensor) -> Tensor:
+        if rescale is not True and not all_finite(vector):  # else the sums for rescaling show it
+            raise NotFinite(tile)
         if density[i] >= 1:
             return vector
         chances: Tensor | int = chance(density[i])
@@ -301,7 +296,7 @@ def dare(
     rescale: Rescale = True,
 ) -> Pruning:
     """Drop values at random and rescale what is left."""
-    return rescaled(x, drawn(x, density), density, rescale)
+    return rescaled(x, drawn(x, density, rescale), density, rescale)
 
 
 @vector_method("della_linear")
@@ -313,4 +308,4 @@ def della(
     rescale: Rescale = True,
 ) -> Pruning:
     """Drop values at random, the small ones of a row more often, and rescale what is left."""
-    return rescaled(x, drawn(x, density, epsilon), density, rescale)
+    return rescaled(x, drawn(x, density, rescale, epsilon), density, rescale)
