@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -21,7 +20,10 @@ from sharpen.data.importers import Importer, Noun, find, load
 from sharpen.data.importers.reading import Record
 from sharpen.records import atomic_write, dump_row
 from sharpen.rows import dialog_to_row, preference_to_row, task_to_row
-from sharpen.types import Dialog, Json, Message, Preference, RowError, SharpenError, Task
+from sharpen.types import Dialog, Preference, RowError, SharpenError, Task
+
+TEXTS = ("instruction", "kind", "difficulty")
+SHAPE_ERRORS = (KeyError, TypeError, AttributeError, ValueError, IndexError, RecursionError)
 
 
 @dataclass(slots=True)
@@ -29,8 +31,11 @@ class ImportReport:
     format: str
     read: int = 0
     kept: int = 0
-    rows: int = 0  # one record may hold several rows
     reasons: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def rows(self) -> int:
+        return self.kept  # one record, one row
 
     @property
     def quarantined(self) -> int:
@@ -45,7 +50,10 @@ def import_file(
     if out.is_dir() or (out.exists() and path.exists() and out.samefile(path)):
         raise SharpenError(f"{out}: is a folder or the input; name another output file")
     importer = find(path) if name == "auto" else load(name)
-    side = importer.side(path)
+    try:
+        side = importer.side(path)
+    except SHAPE_ERRORS as error:
+        raise SharpenError(f"{path}: a file beside it is not {name}'s: {fault(error)}") from None
     report = ImportReport(importer.name)
     with ExitStack() as files:
         output = files.enter_context(atomic_write(out))
@@ -53,79 +61,63 @@ def import_file(
         for record in islice(importer.read(path), limit):
             report.read += 1
             try:
-                lines = list(converted(importer, record, side))
+                output.write(converted(importer, record, side))
+                report.kept += 1
             except RowError as error:
                 report.reasons[reason_kind(error.reason)] += 1
                 bad.add(record.where, error.reason, record.raw or record.value)
-                continue
-            report.kept += 1
-            report.rows += len(lines)
-            output.writelines(lines)
         if not report.read:
             raise SharpenError(f"{path}: no record in it")
     bad.finish()
     return report
 
 
-def converted(importer: Importer, record: Record, side: Any) -> Iterator[bytes]:
-    """A record's rows as JSONL lines, or a RowError. Whatever a foreign record lacks or has in the
+def converted(importer: Importer, record: Record, side: Any) -> bytes:
+    """A record's row as a JSONL line, or a RowError. Whatever a foreign record lacks or has in the
     wrong shape is a fault of the record, so those exceptions become the reason."""
     if record.problem:
         raise RowError(record.where, record.problem)
     try:
-        for number, noun in enumerate(importer.convert(record.value, record.where, side)):
-            yield line_of(named(noun, importer.name, record.where, number), record.where)
-    except RowError:
-        raise
-    except KeyError as error:
-        raise RowError(record.where, f"no field {error}") from None
-    except RecursionError:
-        raise RowError(record.where, "nested too deeply") from None
-    except UnicodeEncodeError:
-        raise RowError(record.where, "holds half of a surrogate pair") from None
-    except (TypeError, AttributeError, ValueError, IndexError) as error:
-        raise RowError(record.where, f"wrong shape: {error}") from None
+        noun = importer.convert(record.value, record.where, side)
+        if isinstance(noun, Task) and not noun.id:  # it is called after its place
+            place = re.sub(r"\W+", "-", record.where.rsplit(":", 1)[-1])
+            noun = replace(noun, id=f"{importer.name}-{place}")
+        if problems := misfits(noun) or structure(noun):
+            raise RowError(record.where, problems[0])
+        return dump_row(row_of(noun)).encode("utf-8") + b"\n"
+    except SHAPE_ERRORS as error:
+        raise RowError(record.where, fault(error)) from None
 
 
-def named(noun: Noun, name: str, where: str, number: int) -> Noun:
-    """A task needs an id; one without its own is called after its place."""
-    if not isinstance(noun, Task) or noun.id:
-        return noun
-    place = re.sub(r"\W+", "-", where.rsplit(":", 1)[-1])
-    return replace(noun, id=f"{name}-{place}" + (f"-{number}" if number else ""))
-
-
-def line_of(noun: Noun, where: str) -> bytes:
-    if problems := misfits(noun) or structure(noun):
-        raise RowError(where, problems[0])
-    return dump_row(row_of(noun)).encode("utf-8") + b"\n"
+def fault(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"no field {error}"
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, UnicodeEncodeError):
+        return "holds half of a surrogate pair"
+    return f"wrong shape: {error}"
 
 
 def misfits(noun: Noun) -> list[str]:
     """Fields whose type the reader would refuse: a foreign record's values come through unseen."""
     wanted: dict[str, type] = {"id": str, "metadata": dict}
     if isinstance(noun, Task):
-        wanted |= {"instruction": str, "kind": str, "difficulty": str, "gold": dict}
+        wanted |= {"gold": dict} | dict.fromkeys(TEXTS, str)
+        messages = noun.context
+    else:
+        pair = isinstance(noun, Preference)
+        messages = noun.prompt + noun.chosen + noun.rejected if pair else noun.messages
     wrong = [name for name, kind in wanted.items() if not isinstance(getattr(noun, name), kind)]
-    for message in messages_of(noun):
-        if not (
-            isinstance(message.content, str)
-            and isinstance(message.name, str)
-            and isinstance(message.tool_call_id, str)
-        ):
-            wrong.append(f"a message of the {message.role}")
+    for m in messages:
+        if not all(isinstance(text, str) for text in (m.content, m.name, m.tool_call_id)):
+            wrong.append(f"a message of the {m.role}")
     if len({tool.name for tool in noun.tools}) < len(noun.tools):
         return ["two tools have one name"]
     return [f"{name}: of another type than it must be" for name in wrong]
 
 
-def messages_of(noun: Noun) -> tuple[Message, ...]:
-    if isinstance(noun, Preference):
-        return noun.prompt + noun.chosen + noun.rejected
-    return noun.messages if isinstance(noun, Dialog) else noun.context
-
-
-def row_of(noun: Noun) -> Json:
+def row_of(noun: Noun) -> dict[str, Any]:
     if isinstance(noun, Dialog):
         return dialog_to_row(noun)
     return preference_to_row(noun) if isinstance(noun, Preference) else task_to_row(noun)
@@ -140,12 +132,12 @@ class Quarantine:
     """The file beside an output that holds what was wrong; it exists only when something was."""
 
     def __init__(self, out: Path, files: ExitStack):
-        self.path = out.with_suffix(".quarantine.jsonl")
-        self.files, self.file = files, None
+        self.path, self.files = out.with_suffix(".quarantine.jsonl"), files
+        self.file: IO[bytes] | None = None
 
     def add(self, where: str, reason: str, raw: Any) -> None:
         if self.file is None:
-            self.file: IO[bytes] | None = self.files.enter_context(atomic_write(self.path))
+            self.file = self.files.enter_context(atomic_write(self.path))
         if isinstance(raw, bytes):
             raw = raw.decode("utf-8", "replace")
         try:

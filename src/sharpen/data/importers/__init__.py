@@ -1,6 +1,6 @@
 """Importers: one small file for each family of foreign formats, found by name or by content.
 
-A record goes in, `Dialog`s, `Task`s or `Preference`s come out; a record that does not fit raises
+A record goes in, a `Dialog`, `Task` or `Preference` comes out; a record that does not fit raises
 `RowError` and is kept apart by the driver (`sharpen.data.importing`).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,28 +19,21 @@ from sharpen.data.importers.reading import Record, read_records
 from sharpen.types import Dialog, Preference, SharpenError, Task
 
 Noun = Dialog | Task | Preference
+Convert = Callable[[Any, str, Any], Noun]
 
-Rows = Iterator[Noun]
-
-FAMILIES = {  # modules that hold more than the format of their name
-    "preference": "preference kto",
-    "toolbench": "toolbench toolbench_queries",
-    "timing": "in3 when2call",
+FAMILIES = {  # module → its formats
+    "chat": "openai sharegpt alpaca hermes glaive",
+    "preference": "preference kto themis",
+    "dialogs": "apibank sgd star",
+    "calling": "bfcl sealtools nestful metatool toolbench toolbench_queries toolalpaca gorilla"
+    " livemcp",
+    "planning": "worfbench taskbench",
     "tau": "tau_tasks tau_runs tau2_tasks tau2_runs",
-    "sql": "intercode_sql dbbench",
-    "qa": "hotpotqa llmcompiler",
-    "math": "gsm8k aqua svamp",
-    "code": "mbpp humaneval",
-    "long_context": "longeval kv_retrieval",
+    "react": "react",
+    "questions": "gsm8k aqua svamp mbpp humaneval intercode_sql dbbench hotpotqa llmcompiler"
+    " longeval kv_retrieval in3 when2call",
 }
-SINGLES = """openai sharegpt alpaca hermes glaive bfcl apibank sealtools metatool toolalpaca sgd
-star worfbench nestful taskbench themis react gorilla livemcp"""
-FORMATS = {name: name for name in SINGLES.split()}
-FORMATS |= {name: module for module, names in FAMILIES.items() for name in names.split()}
-
-
-def nothing(path: Path) -> None:
-    """Side data of a format that needs none."""
+FORMATS = {name: module for module, names in FAMILIES.items() for name in names.split()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +43,32 @@ class Importer:
 
     name: str
     detect: Callable[[Any], bool]
-    convert: Callable[[Any, str, Any], Iterable[Noun]]
-    read: Callable[[Path], Iterator[Record]] = read_records
-    side: Callable[[Path], Any] = nothing
+    convert: Convert
+    read: Callable[[Path], Iterator[Record]]
+    side: Callable[[Path], Any]
+
+
+_loaded: dict[str, Importer] = {}
+
+
+def importer(
+    name: str,
+    detect: Callable[[Any], bool],
+    read: Callable[[Path], Iterator[Record]] = read_records,
+    side: Callable[[Path], Any] = lambda path: None,
+) -> Callable[[Convert], Convert]:
+    """Makes a function the converter of a format."""
+
+    def register(convert: Convert) -> Convert:
+        _loaded[name] = Importer(name, detect, convert, read, side)
+        return convert
+
+    return register
+
+
+def has(*keys: str) -> Callable[[Any], bool]:
+    """A detector: an object with these keys."""
+    return lambda value: isinstance(value, dict) and all(key in value for key in keys)
 
 
 def load(name: str) -> Importer:
@@ -60,8 +76,8 @@ def load(name: str) -> Importer:
         near = difflib.get_close_matches(name, FORMATS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"formats: auto, {', '.join(FORMATS)}"
         raise SharpenError(f"unknown format {name!r}; {hint}")
-    module = importlib.import_module(f"{__name__}.{FORMATS[name]}")
-    return next(i for i in module.IMPORTERS if i.name == name)
+    importlib.import_module(f"{__name__}.{FORMATS[name]}")
+    return _loaded[name]
 
 
 def find(path: Path) -> Importer:
@@ -69,11 +85,10 @@ def find(path: Path) -> Importer:
     samples: dict[Any, list[Any]] = {}
     hits: Counter[str] = Counter()
     for name in FORMATS:
-        importer = load(name)
-        if importer.read not in samples:
-            records = islice(importer.read(path), 5)
-            samples[importer.read] = [r.value for r in records if not r.problem]
-        hits[name] = sum(recognised(importer, value) for value in samples[importer.read])
+        read = load(name).read
+        if read not in samples:
+            samples[read] = [r.value for r in islice(read(path), 5) if not r.problem]
+        hits[name] = sum(recognised(load(name), value) for value in samples[read])
     best = [name for name, count in hits.items() if count and count == max(hits.values())]
     if len(best) == 1:
         return load(best[0])
@@ -87,8 +102,3 @@ def recognised(importer: Importer, value: Any) -> bool:
         return bool(importer.detect(value))
     except (KeyError, IndexError, TypeError, AttributeError, ValueError):
         return False  # it looked for something that another format does not have
-
-
-def has(*keys: str) -> Callable[[Any], bool]:
-    """A detector: an object with these keys."""
-    return lambda value: isinstance(value, dict) and all(key in value for key in keys)

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sharpen.data.importers import Importer, Rows
+from sharpen.data.importers import importer
 from sharpen.data.importers.reading import Record, read_records
-from sharpen.data.importers.shapes import joined, literal
+from sharpen.data.importers.shapes import joined, literal, rest
 from sharpen.types import Dialog, Json, Message, RowError, ToolCall, ToolSpec
 
 LABELS = "Question|ActionPath|Thought|Action Input|Action|Observation|Final Answer"
@@ -34,7 +34,7 @@ def read(path: Path) -> Iterator[Record]:
             continue
         file, text = record.where.rsplit(":", 1)[0], record.value
         starts = [match.start() for match in QUESTION.finditer(text)]
-        for at, end in zip(starts, [*starts[1:], len(text)], strict=True):
+        for at, end in zip(starts, [*starts[1:], len(text)], strict=False):
             line = 1 + text.count("\n", 0, at)
             yield Record(f"{file}:{line}", {"header": text[: starts[0]], "text": text[at:end]})
         if not starts:
@@ -58,67 +58,54 @@ def tools_in(header: str, used: list[tuple[str, Any]]) -> dict[str, ToolSpec]:
     return found
 
 
-def action(text: str, given: str | None) -> tuple[str, Any]:
-    """An action's name and input."""
-    match = BRACKETS.match(text)
-    if match and given is None:
-        return match[1], match[2]
-    if given is None or not re.fullmatch(r"[\w .-]+", text):
-        raise ValueError(f"an action that cannot be read: {text[:60]!r}")
-    try:
-        value = literal(given)
-    except ValueError:
-        value = given
-    return text, value if isinstance(value, dict) else given
+def actions(steps: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
+    """The name and the input of every action."""
+    for (label, text), (follows, given) in zip(steps, [*steps[1:], ("", "")], strict=False):
+        match = BRACKETS.match(text)
+        if label != "Action":
+            continue
+        if follows != "Action Input" and match:
+            yield match[1], match[2]
+            continue
+        if follows != "Action Input" or not re.fullmatch(r"[\w .-]+", text):
+            raise RowError("", f"an action that cannot be read: {text[:60]!r}")
+        try:
+            value = literal(given)
+        except ValueError:
+            value = given
+        yield text, value if isinstance(value, dict) else given
 
 
-def steps(text: str) -> list[tuple[str, str]]:
-    parts = STEP.split(text)
-    return [(label, body.strip()) for label, body in zip(parts[1::2], parts[2::2], strict=True)]
-
-
-def convert(row: Json, where: str, side: None) -> Rows:
-    whole = row.get("text") or row["prompt"]
-    header, mark, log = whole.rpartition("(END OF EXAMPLES)")
-    header = header if mark else row.get("header", "")
-    log = log[log.rindex("Question:") :] if "Question:" in log else log
-    messages, parsed, finished, taken, name = [], [], False, steps(log), ""
-    for index, (label, body) in enumerate(taken):
-        if label == "Action":
-            follows = taken[index + 1] if index + 1 < len(taken) else ("", "")
-            try:
-                parsed.append(action(body, follows[1] if follows[0] == "Action Input" else None))
-            except ValueError as error:
-                raise RowError(where, str(error)) from None
-    listed = tools_in(header, parsed)
-    for label, body in taken:
-        if label == "Question":
-            messages.append(Message("user", body))
-        elif label == "Thought" or label == "Final Answer":
-            messages.append(Message("assistant", body))
-        elif label == "Action":
-            name, value = parsed.pop(0)
-            finished = name == "Finish"
-            if finished:
-                messages.append(Message("assistant", as_answer(value)))
-                continue
-            known = [*listed[name].parameters["properties"]] if name in listed else ["input"]
-            arguments = value if isinstance(value, dict) else {known[0]: value}
-            messages.append(Message("assistant", "", (ToolCall(name, arguments),)))
-        elif label == "Observation" and not finished:
-            messages.append(Message("tool", body, name=name))
-    tools = tuple(tool for name, tool in listed.items() if name != "Finish")
-    metadata = {k: v for k, v in row.items() if k not in ("text", "prompt", "header")}
-    yield Dialog(joined(messages), tools, metadata=metadata)
-
-
-def as_answer(value: Any) -> str:
-    return value if isinstance(value, str) else next(iter(map(str, value.values())), "")
-
-
-def detect(row: Json) -> bool:
+def is_react(row: Json) -> bool:
     text = row.get("text") or row["prompt"]
     return "Question:" in text and re.search(r"^Action *\d*:", text, re.M) is not None
 
 
-IMPORTERS = (Importer("react", detect, convert, read),)
+@importer("react", is_react, read)
+def react(row: Json, where: str, side: None) -> Dialog:
+    header, mark, log = (row.get("text") or row["prompt"]).rpartition("(END OF EXAMPLES)")
+    header = header if mark else row.get("header", "")
+    log = log[log.rindex("Question:") :] if "Question:" in log else log
+    _, *parts = STEP.split(log)
+    steps = [(k, text.strip()) for k, text in zip(parts[::2], parts[1::2], strict=True)]
+    taken = list(actions(steps))
+    listed = tools_in(header, taken)
+    messages, name = [], ""
+    for label, body in steps:
+        if label == "Question":
+            messages.append(Message("user", body))
+        elif label in ("Thought", "Final Answer"):
+            messages.append(Message("assistant", body))
+        elif label == "Observation" and name != "Finish":
+            messages.append(Message("tool", body, name=name))
+        elif label == "Action":
+            name, value = taken.pop(0)
+            if name == "Finish":
+                answer = next(map(str, value.values()), "") if isinstance(value, dict) else value
+                messages.append(Message("assistant", answer))
+                continue
+            known = [*listed[name].parameters["properties"]] if name in listed else ["input"]
+            arguments = value if isinstance(value, dict) else {known[0]: value}
+            messages.append(Message("assistant", "", (ToolCall(name, arguments),)))
+    tools = tuple(tool for name, tool in listed.items() if name != "Finish")
+    return Dialog(joined(messages), tools, metadata=rest(row, "text", "prompt", "header"))

@@ -14,7 +14,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -50,6 +50,27 @@ def below(pattern: str) -> Callable[[Path], Iterator[Record]]:
         for file in data_files(path):
             if path.is_file() or re.search(pattern, file.name):
                 yield from read_file(file)
+
+    return read
+
+
+def read_parts(
+    whole: Callable[[Any], bool], parts: Callable[[Any], Iterable[Any]]
+) -> Callable[[Path], Iterator[Record]]:
+    """A reader for formats whose records hold several: those that are `whole` are cut up."""
+
+    def read(path: Path) -> Iterator[Record]:
+        for record in read_records(path):
+            try:
+                cut = not record.problem and whole(record.value)
+                values = list(parts(record.value)) if cut else None
+            except (TypeError, AttributeError) as error:
+                yield Record(record.where, record.value, problem=f"wrong shape: {error}")
+                continue
+            if values is None:
+                yield record
+            for number, value in enumerate(values or (), 1):
+                yield Record(f"{record.where}#{number}", value)
 
     return read
 

@@ -10,6 +10,7 @@ import operator
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,8 @@ TYPES = {name: kind for kind, names in KINDS.items() for name in names.split()}
 GENERIC = re.compile(
     r"(list|array|arraylist|tuple|set|optional)\s*(?:\[|\(|<|\bof\b)\s*(.+?)[\])>]?$"
 )
-COMPOUND = ("$ref", "anyOf", "oneOf", "allOf")
-MAX_KNOWN = 20_000
-_known: dict[bytes, ToolSpec] = {}  # rows repeat their tools, and translating one is slow
-ARITHMETIC = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
+ALTERNATIVES = ("anyOf", "oneOf", "allOf")
+SIGNS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "truediv"}
 
 
 def json_type(name: Any) -> Json:
@@ -62,11 +56,10 @@ def schema(value: Any) -> Any:
         return {}
     out = {k: v for k, v in value.items() if k not in ("type", "required", "optional")}
     out |= json_type(value["type"]) if "type" in value else {}
-    if isinstance(value.get("items"), (dict, str)):
-        out["items"] = schema(value["items"])
-    if isinstance(value.get("additionalProperties"), dict):
-        out["additionalProperties"] = schema(value["additionalProperties"])
-    for key in COMPOUND[1:]:
+    for key in ("items", "additionalProperties"):
+        if isinstance(value.get(key), (dict, str)):
+            out[key] = schema(value[key])
+    for key in ALTERNATIVES:
         if isinstance(value.get(key), list):
             out[key] = [schema(part) for part in value[key]]
     if "examples" in out and not isinstance(out["examples"], list):
@@ -85,16 +78,14 @@ def properties(fields: Mapping[str, Any], required: Any = None) -> Json:
     out = {}
     for name, field in fields.items():
         if isinstance(field, str):
-            parts = [part.strip() for part in field.split(".")]
-            if parts[0].lower() == "required":
-                needed.append(name)
-                parts = parts[1:]
-            kind = json_type(parts[0]) if parts else {}
-            out[name] = kind | {"description": field}
-            continue
-        if isinstance(field, dict) and str(field.get("required")).lower() == "true":
-            needed.append(name)
-        out[name] = schema(field)
+            first, *others = (part.strip() for part in field.split("."))
+            marked = first.lower() == "required"
+            kind = others[:1] if marked else [first]
+            out[name] = (json_type(kind[0]) if kind else {}) | {"description": field}
+        else:
+            marked = isinstance(field, dict) and str(field.get("required")).lower() == "true"
+            out[name] = schema(field)
+        needed += [name] if marked else []
     return {"properties": out} | ({"required": list(dict.fromkeys(needed))} if needed else {})
 
 
@@ -102,54 +93,45 @@ def parameters(value: Any, required: Any = None) -> Json:
     """A tool's parameters, as a schema or as a plain mapping of names, → an object schema."""
     if not isinstance(value, dict):
         value = {}
-    if isinstance(value.get("properties"), dict) or any(key in value for key in COMPOUND):
+    if isinstance(value.get("properties"), dict) or {"$ref", *ALTERNATIVES} & set(value):
         return schema(value | ({"required": required} if required else {})) | {"type": "object"}
-    if set(value) <= {"type", "required", "properties", "description"} and not isinstance(
-        value.get("type"), dict
-    ):
+    plain = set(value) <= {"type", "required", "properties", "description"}
+    if plain and not isinstance(value.get("type"), dict):
         return {"type": "object", "properties": {}}
     return {"type": "object"} | properties(value, required)
 
 
-def tools_from(value: Any, where: str) -> tuple[ToolSpec, ...]:
+def tools_from(value: Any) -> tuple[ToolSpec, ...]:
     """A list of tools in any dialect, or its JSON text."""
     if isinstance(value, str):
-        value = parse_json(value or "[]", where, "tools")
+        value = literal(value or "[]")
     if isinstance(value, dict):
         value = [value]
-    return unique([tool_from(tool, where) for tool in value or []], where)
+    return tuple(known_tool(marshal.dumps(tool)) for tool in value or ())
 
 
-def tool_from(value: Any, where: str) -> ToolSpec:
-    key = marshal.dumps(value)
-    if key not in _known:
-        if len(_known) >= MAX_KNOWN:
-            _known.clear()
-        _known[key] = new_tool(value, where)
-    return _known[key]
+@lru_cache(20_000)  # rows repeat their tools, and translating one is slow
+def known_tool(dumped: bytes) -> ToolSpec:
+    return tool_from(marshal.loads(dumped))
 
 
-def new_tool(value: Any, where: str) -> ToolSpec:
-    if isinstance(value, str):
-        value = parse_json(value, where, "tool")
+def tool_from(value: Any) -> ToolSpec:
+    value = literal(value) if isinstance(value, str) else value
     if not isinstance(value, dict):
-        raise RowError(where, f"tool: expected an object, found {type(value).__name__}")
+        raise RowError("", f"tool: expected an object, found {type(value).__name__}")
     function = value["function"] if isinstance(value.get("function"), dict) else value
-    name, schema_keys = function.get("name"), ("parameters", "inputSchema", "input_schema")
-    if not isinstance(name, str) or not name:
-        raise RowError(where, "tool: no name")
-    given = next((function[k] for k in schema_keys if function.get(k)), {})
+    if not function.get("name") or not isinstance(function["name"], str):
+        raise RowError("", "tool: no name")
+    keys = ("parameters", "inputSchema", "input_schema")
+    given = next((function[k] for k in keys if function.get(k)), {})
     required = function.get("required") or value.get("required")
-    return ToolSpec(name, str(function.get("description") or ""), parameters(given, required))
+    text = str(function.get("description") or "")
+    return ToolSpec(function["name"], text, parameters(given, required))
 
 
-def unique(tools: Iterable[ToolSpec], where: str) -> tuple[ToolSpec, ...]:
-    kept: dict[str, ToolSpec] = {}
-    for tool in tools:
-        if tool.name in kept:
-            raise RowError(where, f"two tools are called {tool.name!r}")
-        kept[tool.name] = tool
-    return tuple(kept.values())
+def require(names: Iterable[str], known: Mapping[str, Any], file: str) -> None:
+    if missing := [name for name in names if name not in known]:
+        raise RowError("", f"{missing[0]!r} is not in {file}")
 
 
 def candidates(
@@ -165,13 +147,6 @@ def candidates(
     return tuple(catalogue[name] for name in chosen)
 
 
-def parse_json(text: str, where: str, what: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RowError(where, f"{what}: not JSON: {error}") from None
-
-
 def literal(text: str) -> Any:
     """Text as JSON, else as a Python literal; ValueError when it is neither."""
     try:
@@ -184,26 +159,19 @@ def literal(text: str) -> Any:
         raise ValueError(f"neither JSON nor a literal: {text[:60]!r}") from None
 
 
-def call_from(value: Any, where: str) -> ToolCall:
+def call_from(value: Any) -> ToolCall:
     """A call as an object or text, its arguments as an object or text, under any of their usual
     names."""
-    if isinstance(value, str):
-        try:
-            value = literal(value)
-        except ValueError as error:
-            raise RowError(where, f"call: {error}") from None
+    value = literal(value) if isinstance(value, str) else value
     function = value.get("function", value) if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RowError(where, "call: expected an object with a name")
+        raise RowError("", "call: expected an object with a name")
     keys = ("arguments", "parameters", "kwargs", "args")
     arguments = next((function[k] for k in keys if function.get(k) is not None), {})
     if isinstance(arguments, str):
-        try:
-            arguments = literal(arguments) if arguments.strip() else {}
-        except ValueError as error:
-            raise RowError(where, f"arguments of {function['name']}: {error}") from None
+        arguments = literal(arguments) if arguments.strip() else {}
     if not isinstance(arguments, dict):
-        raise RowError(where, f"arguments of {function['name']}: expected an object")
+        raise RowError("", f"arguments of {function['name']}: expected an object")
     return ToolCall(function["name"], arguments, str(value.get("id") or ""))
 
 
@@ -213,19 +181,18 @@ def python_call(text: str, where: str) -> ToolCall:
         node = ast.parse(text.strip(), mode="eval").body
         if not isinstance(node, ast.Call) or node.args:
             raise ValueError("expected name(argument=value, …)")
-        return ToolCall(
-            ast.unparse(node.func), {str(k.arg): evaluate(k.value) for k in node.keywords}
-        )
+        arguments = {str(k.arg): evaluate(k.value) for k in node.keywords}
     except (SyntaxError, ValueError, RecursionError, MemoryError, ZeroDivisionError) as error:
         raise RowError(where, f"call {text[:60]!r}: {error}") from None
+    return ToolCall(ast.unparse(node.func), arguments)
 
 
 def evaluate(node: ast.expr) -> Any:
-    if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
+    if isinstance(node, ast.BinOp) and type(node.op) in SIGNS:
         sides = evaluate(node.left), evaluate(node.right)
         if not all(isinstance(side, (int, float)) for side in sides):
             raise ValueError("arithmetic on something that is no number")
-        return ARITHMETIC[type(node.op)](*sides)
+        return getattr(operator, SIGNS[type(node.op)])(*sides)
     value = ast.literal_eval(node)
     return list(value) if isinstance(value, (tuple, set)) else value
 
@@ -236,6 +203,14 @@ def calls_to_gold(calls: Iterable[ToolCall]) -> list[Json]:
 
 def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def step(call: ToolCall, answer: Any, thought: str = "") -> list[Message]:
+    """A call and what it gave."""
+    return [
+        Message("assistant", thought, (call,)),
+        Message("tool", as_text(answer), name=call.name),
+    ]
 
 
 def joined(messages: Iterable[Message]) -> tuple[Message, ...]:
@@ -250,6 +225,15 @@ def joined(messages: Iterable[Message]) -> tuple[Message, ...]:
         else:
             out.append(m)
     return tuple(out)
+
+
+def rest(row: Json, *known: str) -> Json:
+    """The fields that have no place of their own: a row's metadata."""
+    return {key: value for key, value in row.items() if key not in known}
+
+
+def picked(row: Json, *keys: str) -> Json:
+    return {key: row[key] for key in keys if key in row}
 
 
 def beside(path: Path, *names: str) -> Path:

@@ -1,0 +1,100 @@
+"""Plans as graphs: WorFBench, TaskBench and UltraTool. Gold is `{"nodes": …, "edges": …}`."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from sharpen.data.importers import importer
+from sharpen.data.importers.chat import messages
+from sharpen.data.importers.reading import below
+from sharpen.data.importers.shapes import (
+    beside,
+    candidates,
+    literal,
+    picked,
+    properties,
+    require,
+    tools_from,
+)
+from sharpen.records import read_json
+from sharpen.types import Json, RowError, Task, ToolSpec
+
+NODE = re.compile(r"^(\d+)[:.] ?(.*)$", re.M)
+EDGE = re.compile(r"\((START|\d+), ?(END|\d+)\)", re.I)
+LISTED = re.compile(r"The api list you can use: (\[.*\])", re.S)
+
+
+def graph(text: str, where: str) -> Json:
+    """`Node:` and `Edge:` text. START and END are left out: they are the nodes that nothing
+    precedes or follows."""
+    head, _, tail = text.partition("\nEdge")
+    nodes = {number: task.strip() for number, task in NODE.findall(head)}
+    found = EDGE.findall(tail or text)
+    if not nodes or not found:
+        raise RowError(where, "no graph in the answer")
+    edges = [(a, b) for a, b in found if a.isdigit() and b.isdigit()]
+    if unknown := [n for edge in edges for n in edge if n not in nodes]:
+        raise RowError(where, f"an edge names node {unknown[0]}, which is not there")
+    return {
+        "nodes": [{"id": number, "task": task} for number, task in nodes.items()],
+        "edges": [list(edge) for edge in dict.fromkeys(edges)],
+    }
+
+
+def is_worfbench(row: Json) -> bool:
+    return "content" in row["conversations"][0] and row["target"] == "graph"
+
+
+@importer("worfbench", is_worfbench)
+def worfbench(row: Json, where: str, side: None) -> Task:
+    *context, request, answer = messages(row["conversations"])
+    match = LISTED.search(request.content)
+    tools = tools_from(literal(match[1])) if match else ()
+    gold, said = graph(answer.content, where), request.content
+    source = {"source": row["source"]}
+    return Task(row["id"], said, tools, gold, "planning", "", tuple(context), source)
+
+
+def taskbench_tools(path: Path) -> dict[str, ToolSpec]:
+    places = ("tool_desc.json", "data/ultratool/tool_desc.json")
+    return {node["id"]: taskbench_tool(node) for node in read_json(beside(path, *places))["nodes"]}
+
+
+def taskbench_tool(node: Json) -> ToolSpec:
+    fields = {
+        p["name"]: {"type": p["type"], "description": p.get("desc", "")}
+        for p in node.get("parameters") or []
+    }
+    return ToolSpec(node["id"], node["desc"], {"type": "object"} | properties(fields))
+
+
+def part(row: Json, name: str) -> Any:
+    """`task_…` or `tool_…`, as a list or as its JSON text."""
+    value = row.get(f"task_{name}", row.get(f"tool_{name}", []))
+    return literal(value) if isinstance(value, str) else value
+
+
+def is_taskbench(row: Json) -> bool:
+    return "task_nodes" in row or "tool_nodes" in row
+
+
+@importer("taskbench", is_taskbench, below(r"jsonl?$"), taskbench_tools)
+def taskbench(row: Json, where: str, tools: dict[str, ToolSpec]) -> Task:
+    nodes, links = part(row, "nodes"), part(row, "links")
+    names = [node["task"] for node in nodes]
+    require(names, tools, "tool_desc.json")
+    named = [(link["source"], link["target"]) for link in links]
+    if named == list(pairwise(names)):  # a chain, which may use a tool twice
+        edges = [[str(i), str(i + 1)] for i in range(1, len(names))]
+    else:
+        edges = [[str(names.index(name) + 1) for name in link] for link in named]
+    steps = [{"id": str(i), "tool": node["task"]} for i, node in enumerate(nodes, 1)]
+    for found, node in zip(steps, nodes, strict=True):
+        found |= picked(node, "arguments") if node.get("arguments") else {}
+    request = (row.get("user_request") or row["instruction"]).strip()
+    listed, gold = candidates(names, tools, str(row["id"])), {"nodes": steps, "edges": edges}
+    metadata = {"steps": part(row, "steps"), "type": row.get("type", "")}
+    return Task(str(row["id"]), request, listed, gold, "planning", metadata=metadata)

@@ -1,0 +1,145 @@
+"""Questions whose answer can be told right from wrong: mathematics (GSM8K, AQuA-RAT, SVAMP), code
+(MBPP, HumanEval), databases (InterCode-SQL, DBBench), facts (HotpotQA, LLMCompiler), one thing in a
+long text (LongEval, key–value retrieval), and when to act (IN3, When2Call)."""
+
+from __future__ import annotations
+
+import json
+
+from sharpen.data.importers import Noun, has, importer
+from sharpen.data.importers.chat import messages
+from sharpen.data.importers.shapes import picked, rest, tools_from
+from sharpen.types import Json, Preference, RowError, Task
+
+DECISIONS = {
+    "direct": "answer",
+    "tool_call": "call",
+    "request_for_info": "ask",
+    "cannot_answer": "refuse",
+}
+
+
+def is_gsm8k(row: Json) -> bool:
+    return set(row) == {"question", "answer"} and "####" in row["answer"]
+
+
+@importer("gsm8k", is_gsm8k)
+def gsm8k(row: Json, where: str, side: None) -> Task:
+    solution, mark, answer = row["answer"].rpartition("####")
+    if not mark or not answer.strip():
+        raise RowError(where, "answer: no '#### result'")
+    gold, metadata = {"answer": answer.strip().replace(",", "")}, {"solution": solution.strip()}
+    return Task("", row["question"], (), gold, "math", metadata=metadata)
+
+
+@importer("aqua", has("question", "options", "rationale"))
+def aqua(row: Json, where: str, side: None) -> Task:
+    if row["correct"] not in [option[:1] for option in row["options"]]:
+        raise RowError(where, f"correct: {row['correct']!r} is none of the options")
+    request, gold = "\n".join((row["question"], *row["options"])), {"answer": row["correct"]}
+    return Task("", request, (), gold, "choice", metadata={"solution": row["rationale"]})
+
+
+@importer("svamp", has("Body", "Question", "Equation"))
+def svamp(row: Json, where: str, side: None) -> Task:
+    value = float(row["Answer"])
+    answer = str(int(value)) if value.is_integer() else str(value)
+    request = f"{row['Body'].rstrip()} {row['Question']}"
+    metadata = {"equation": row["Equation"], "type": row.get("Type", "")}
+    return Task(str(row["ID"]), request, (), {"answer": answer}, "math", metadata=metadata)
+
+
+@importer("mbpp", has("task_id", "code", "test_list"))
+def mbpp(row: Json, where: str, side: None) -> Task:
+    if not row["test_list"]:
+        raise RowError(where, "test_list: empty")
+    request = row.get("text") or row["prompt"]
+    imports = row.get("test_setup_code") or "\n".join(row.get("test_imports") or [])
+    gold = {"tests": row["test_list"], "setup": imports}
+    metadata = {"code": row["code"], "challenge_tests": row.get("challenge_test_list", [])}
+    return Task(f"mbpp-{row['task_id']}", request, (), gold, "code", metadata=metadata)
+
+
+@importer("humaneval", has("task_id", "entry_point", "test"))
+def humaneval(row: Json, where: str, side: None) -> Task:
+    check = f"{row['test']}\ncheck({row['entry_point']})"
+    gold = {"tests": [check], "setup": row["prompt"], "entry_point": row["entry_point"]}
+    metadata = {"code": row["canonical_solution"]}
+    return Task(row["task_id"], row["prompt"], (), gold, "code", metadata=metadata)
+
+
+@importer("intercode_sql", has("db", "query", "gold"))
+def intercode_sql(row: Json, where: str, side: None) -> Task:
+    gold, metadata = {"sql": row["gold"], "database": row["db"]}, {"tables": row.get("db_tables")}
+    return Task("", row["query"], (), gold, "sql", row["hardness"], metadata=metadata)
+
+
+@importer("dbbench", has("description", "label", "table"))
+def dbbench(row: Json, where: str, side: None) -> Task:
+    """Gold is the answer: the reference queries are unreliable."""
+    request = "\n".join(t for t in (row["description"], row.get("add_description")) if t)
+    changed = {"table_md5": row["answer_md5"]} if row.get("answer_md5") else {}
+    metadata = {"type": row["type"], "table": row["table"], "sql": row.get("sql")}
+    return Task("", request, (), {"answers": row["label"]} | changed, "sql", metadata=metadata)
+
+
+@importer("hotpotqa", has("_id", "question", "supporting_facts"))
+def hotpotqa(row: Json, where: str, side: None) -> Task:
+    documents = [{"title": t, "text": "".join(lines)} for t, lines in row.get("context") or []]
+    gold = {"answers": [row["answer"]], "support": row.get("supporting_facts", [])}
+    metadata = {"documents": documents, "type": row.get("type", "")}
+    level = row.get("level", "")
+    return Task(str(row["_id"]), row["question"], (), gold, "qa", level, metadata=metadata)
+
+
+def is_llmcompiler(row: Json) -> bool:
+    return {"id", "question", "answer"} == set(row) - {"branch"}
+
+
+@importer("llmcompiler", is_llmcompiler)
+def llmcompiler(row: Json, where: str, side: None) -> Task:
+    gold, metadata = {"answers": [str(row["answer"])]}, picked(row, "branch")
+    return Task(str(row["id"]), row["question"].strip(), (), gold, "qa", metadata=metadata)
+
+
+@importer("longeval", has("prompt", "expected_number"))
+def longeval(row: Json, where: str, side: None) -> Task:
+    metadata = picked(row, "num_lines", "token_size", "random_idx")
+    gold = {"answers": [str(row["expected_number"])]}
+    return Task("", row["prompt"], (), gold, "retrieval", metadata=metadata)
+
+
+@importer("kv_retrieval", has("ordered_kv_records", "key"))
+def kv_retrieval(row: Json, where: str, side: None) -> Task:
+    records, key = row["ordered_kv_records"], row["key"]
+    if [key, row["value"]] not in records:
+        raise RowError(where, "the key is not among the records")
+    data = json.dumps(dict(records), ensure_ascii=False, indent=0)
+    request = f"{data}\n\nWhich value does this JSON object hold for the key {key!r}?"
+    metadata = {"keys": len(records), "position": records.index([key, row["value"]])}
+    return Task("", request, (), {"answers": [row["value"]]}, "retrieval", metadata=metadata)
+
+
+@importer("in3", has("task", "vague", "missing_details"))
+def in3(row: Json, where: str, side: None) -> Task:
+    if not isinstance(row["vague"], bool):
+        raise RowError(where, f"vague: expected true or false, found {row['vague']!r}")
+    gold = {"decision": "ask" if row["vague"] else "act", "missing": row["missing_details"]}
+    metadata = {"category": row["category"], "thought": row["thought"]}
+    return Task("", row["task"], (), gold, "timing", metadata=metadata)
+
+
+def is_when2call(row: Json) -> bool:
+    return has("correct_answer", "answers", "tools")(row) or "chosen_response" in row
+
+
+@importer("when2call", is_when2call)
+def when2call(row: Json, where: str, side: None) -> Noun:
+    tools = tools_from(row["tools"])
+    if "chosen_response" in row:
+        pair = (messages([row[key]]) for key in ("chosen_response", "rejected_response"))
+        return Preference(messages(row["messages"]), *pair, tools=tools)
+    correct = row["correct_answer"]
+    gold = {"decision": DECISIONS[correct], "answer": row["answers"][correct]}
+    metadata = rest(row, "question", "tools", "uuid")
+    return Task(str(row.get("uuid", "")), row["question"], tools, gold, "timing", metadata=metadata)
