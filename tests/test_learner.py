@@ -180,6 +180,23 @@ def test_learning_rate_shapes():
     assert learning_rate(55, 100, 1.0, "constant", 10) == 1.0
 
 
+def test_scorer_equals_the_learner_and_does_not_depend_on_batches(pico_folder, tmp_path):
+    from sharpen.data.generate.starter import starter_dialogs
+    from sharpen.train.scoring import ModelScorer, dev_loss
+
+    rows = starter_dialogs("train", 6)
+    scorer = ModelScorer.load(str(pico_folder))
+    found = scorer.losses(rows)
+    scorer.token_budget = 1
+    assert np.allclose(found, scorer.losses(rows), atol=1e-5)
+    data = list(scorer.renderer.render(rows))
+    learner = fresh(pico_folder)
+    assert abs(learner.mean_loss([data[2]]) - found[2]) < 1e-5
+    path = tmp_path / "dev.jsonl"
+    path.write_text("".join(json.dumps(dialog_to_row(d)) + "\n" for d in rows))
+    assert abs(dev_loss(pico_folder, path) - learner.mean_loss(data)) < 1e-5
+
+
 # The SFT loop ----------------------------------------------------------------------------------
 
 

@@ -111,7 +111,7 @@ class Learner:
                 total = 0.0
                 for chosen in micro_batches([len(d.ids) for d in datums], self.token_budget):
                     batch = collate([datums[i] for i in chosen], self.device)
-                    part = loss(self.batch_logprobs(batch), batch, trained)
+                    part = loss(batch_logprobs(self.decoder, self.head, batch), batch, trained)
                     part.backward()
                     total += float(part.detach())
                     self.gather_gradients()
@@ -147,23 +147,10 @@ class Learner:
             if self.master[name] is not parameter:
                 parameter.copy_(self.master[name])
 
-    def batch_logprobs(self, batch: Batch) -> torch.Tensor:
-        """Log-probabilities of a batch's trained tokens; logits exist for those positions only."""
-        hidden_B_T_D = self.decoder(input_ids=batch.tokens_B_T, use_cache=False).last_hidden_state
-        hidden_N_D = hidden_B_T_D.flatten(0, 1)[batch.at_N]
-        return selected_logprobs(hidden_N_D, self.head.weight, batch.targets_N)
-
-    @torch.no_grad()
     def logprobs(self, datums: Sequence[Datum]) -> list[np.ndarray]:
         """Log-probabilities of each datum's trained tokens, in order."""
         self.model.eval()
-        found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(datums)
-        for chosen in micro_batches([len(d.ids) for d in datums], self.token_budget):
-            batch = collate([datums[i] for i in chosen], self.device)
-            values, rows = self.batch_logprobs(batch).cpu().numpy(), batch.row_N.cpu().numpy()
-            for row, index in enumerate(chosen):
-                found[index] = values[rows == row]
-        return found
+        return batched_logprobs(self.decoder, self.head, datums, self.token_budget)
 
     def mean_loss(self, datums: Sequence[Datum]) -> float:
         """Mean negative log-likelihood over all trained tokens."""
@@ -215,6 +202,27 @@ def split_model(model: Any) -> tuple[Any, Any]:
     if head is None or getattr(head, "bias", None) is not None:
         raise SharpenError(f"{causal.config.model_type}: its output head is not a plain matrix")
     return getattr(causal, causal.base_model_prefix), head
+
+
+def batch_logprobs(decoder: Any, head: Any, batch: Batch) -> torch.Tensor:
+    """Log-probabilities of a batch's trained tokens; logits exist for those positions only."""
+    hidden_B_T_D = decoder(input_ids=batch.tokens_B_T, use_cache=False).last_hidden_state
+    return selected_logprobs(hidden_B_T_D.flatten(0, 1)[batch.at_N], head.weight, batch.targets_N)
+
+
+@torch.no_grad()
+def batched_logprobs(
+    decoder: Any, head: Any, datums: Sequence[Datum], token_budget: int
+) -> list[np.ndarray]:
+    """Log-probabilities of each datum's trained tokens, whatever its place in a micro-batch."""
+    found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(datums)
+    for chosen in micro_batches([len(d.ids) for d in datums], token_budget):
+        batch = collate([datums[i] for i in chosen], str(head.weight.device))
+        values = batch_logprobs(decoder, head, batch).cpu().numpy()
+        rows = batch.row_N.cpu().numpy()
+        for row, index in enumerate(chosen):
+            found[index] = values[rows == row]
+    return found
 
 
 def compile_layers(decoder: Any) -> None:
