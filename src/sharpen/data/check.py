@@ -8,8 +8,9 @@ from __future__ import annotations
 import marshal
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,14 @@ from sharpen.tools import check_call, schema_problem
 from sharpen.types import Dialog, Json, Message, Preference, RowError, Task, ToolCall, ToolSpec
 
 REFERENCE = re.compile(r"\$.+\$|API_call_\d+")  # an argument that stands for an earlier result
-MAX_KNOWN = 20_000
-_known: dict[bytes, str | None] = {}  # schema → what is wrong with it; rows repeat their tools
+READERS = {  # a field → how a row that has it is read
+    "messages": dialog_from_row,
+    "chosen": preference_from_row,
+    "rejected": preference_from_row,
+    "instruction": task_from_row,
+    "function": tool_from_wire,
+    "parameters": tool_from_wire,
+}
 
 
 @dataclass(slots=True)
@@ -33,41 +40,36 @@ class CheckReport:
     reasons: Counter[str] = field(default_factory=Counter)
 
 
-def noun_of(row: Json, where: str) -> Dialog | Preference | Task | ToolSpec:
-    """A row → what it is, or a RowError."""
-    if "messages" in row:
-        return dialog_from_row(row, where)
-    if "chosen" in row or "rejected" in row:
-        return preference_from_row(row, where)
-    if "instruction" in row:
-        return task_from_row(row, where)
-    if "function" in row or "parameters" in row:
-        return tool_from_wire(row, where)
-    raise RowError(where, "neither messages, chosen and rejected, instruction, nor a function")
+def noun_of(record: Record) -> Dialog | Preference | Task | ToolSpec:
+    """What a row is, or a RowError."""
+    if record.problem:
+        raise RowError(record.where, record.problem)
+    if not isinstance(record.value, dict):
+        kind = type(record.value).__name__
+        raise RowError(record.where, f"expected an object, found {kind}")
+    for key, read in READERS.items():
+        if key in record.value:
+            return read(record.value, record.where)
+    reason = "neither messages, chosen and rejected, instruction, nor a function"
+    raise RowError(record.where, reason)
 
 
 def check_rows(path: Path, report: CheckReport) -> Iterator[tuple[Record, list[str]]]:
     """Every row of a file with its complaints, counted into `report`."""
     for record in read_records(path):
+        problems = []
+        try:
+            noun = noun_of(record)
+            report.kinds[type(noun).__name__.lower()] += 1
+            problems += structure(noun)
+            problems += faults(noun, report)
+        except RowError as error:
+            problems.append(error.reason)
+        except RecursionError:
+            problems.append("nested too deeply")
         report.rows += 1
-        problems = [record.problem] if record.problem else list(row_problems(record, report))
         report.bad += bool(problems)
         yield record, problems
-
-
-def row_problems(record: Record, report: CheckReport) -> Iterator[str]:
-    if not isinstance(record.value, dict):
-        yield f"expected an object, found {type(record.value).__name__}"
-        return
-    try:
-        noun = noun_of(record.value, record.where)
-        report.kinds[type(noun).__name__.lower()] += 1
-        yield from structure(noun)
-        yield from faults(noun, report)
-    except RowError as error:
-        yield error.reason
-    except RecursionError:
-        yield "nested too deeply"
 
 
 def structure(noun: Any) -> list[str]:
@@ -106,17 +108,16 @@ def turn_problems(messages: tuple[Message, ...]) -> list[str]:
 
 def faults(noun: Any, report: CheckReport) -> Iterator[str]:
     """Unusable schemas, calls to tools that are not listed, arguments that do not fit."""
-    if isinstance(noun, ToolSpec):
-        noun = Task("", "-", (noun,))
-    tools = {tool.name: tool for tool in noun.tools}
-    for tool in noun.tools:
+    listed = [noun] if isinstance(noun, ToolSpec) else noun.tools
+    tools = {tool.name: tool for tool in listed}
+    for tool in listed:
         if problem := known_problem(tool.parameters):
             yield f"tool {tool.name!r}: {problem}"
     for call in calls_of(noun):
         report.calls += 1
         if call.name not in tools:
-            listed = "is not listed" if tools else "is called, but the row lists no tools"
-            yield f"tool {call.name!r} {listed}"
+            absent = "is not listed" if tools else "is called, but the row lists no tools"
+            yield f"tool {call.name!r} {absent}"
         elif not refers(call.arguments):
             for problem in check_call(call, tools[call.name]):
                 yield f"call of {call.name!r}: {problem}"
@@ -124,18 +125,16 @@ def faults(noun: Any, report: CheckReport) -> Iterator[str]:
 
 def calls_of(noun: Any) -> Iterator[ToolCall]:
     if isinstance(noun, Task):
-        gold = noun.gold.get("calls", []) if isinstance(noun.gold.get("calls"), list) else []
-        for call in gold:
+        calls = noun.gold.get("calls")
+        for call in calls if isinstance(calls, list) else ():
             if not isinstance(call, dict) or not isinstance(call.get("name"), str):
                 raise RowError("", "gold.calls: expected objects with a name")
-            given = call.get("arguments")
-            if not isinstance(given, dict):
+            if not isinstance(call.get("arguments"), dict):
                 raise RowError("", "gold.calls: arguments: expected an object")
-            yield ToolCall(call["name"], allowed_first(given, noun.gold.get("match")))
-        return
-    parts = (noun.messages,) if isinstance(noun, Dialog) else (noun.chosen, noun.rejected)
-    for messages in parts:
-        for message in messages:
+            yield ToolCall(call["name"], allowed_first(call["arguments"], noun.gold.get("match")))
+    elif not isinstance(noun, ToolSpec):
+        said = noun.messages if isinstance(noun, Dialog) else noun.chosen + noun.rejected
+        for message in said:
             yield from message.tool_calls
 
 
@@ -151,17 +150,17 @@ def refers(value: Any) -> bool:
     """Does an argument stand for what an earlier call returned? Its type is not known yet."""
     if isinstance(value, str):
         return bool(REFERENCE.search(value))
-    inner: Iterable[Any] = value.values() if isinstance(value, dict) else value
+    inner = value.values() if isinstance(value, dict) else value
     return isinstance(value, (dict, list)) and any(refers(item) for item in inner)
 
 
 def known_problem(parameters: Json) -> str | None:
     try:
-        key = marshal.dumps(parameters)
+        return dumped_problem(marshal.dumps(parameters))
     except ValueError:
         return "nested too deeply"
-    if key not in _known:
-        if len(_known) >= MAX_KNOWN:
-            _known.clear()
-        _known[key] = schema_problem(parameters)
-    return _known[key]
+
+
+@lru_cache(20_000)  # rows repeat their tools
+def dumped_problem(schema: bytes) -> str | None:
+    return schema_problem(marshal.loads(schema))

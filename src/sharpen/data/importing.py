@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -20,9 +21,12 @@ from sharpen.data.importers import Importer, Noun, find, load
 from sharpen.data.importers.reading import Record
 from sharpen.records import atomic_write, dump_row
 from sharpen.rows import dialog_to_row, preference_to_row, task_to_row
-from sharpen.types import Dialog, Preference, RowError, SharpenError, Task
+from sharpen.types import Dialog, Json, Preference, RowError, SharpenError, Task
 
-TEXTS = ("instruction", "kind", "difficulty")
+TO_ROW: dict[type, Callable[[Any], Json]]
+TO_ROW = {Dialog: dialog_to_row, Preference: preference_to_row, Task: task_to_row}
+WANTED = dict.fromkeys(("id", "instruction", "kind", "difficulty"), str)
+WANTED |= dict.fromkeys(("metadata", "gold"), dict)
 SHAPE_ERRORS = (KeyError, TypeError, AttributeError, ValueError, IndexError, RecursionError)
 
 
@@ -84,7 +88,7 @@ def converted(importer: Importer, record: Record, side: Any) -> bytes:
             noun = replace(noun, id=f"{importer.name}-{place}")
         if problems := misfits(noun) or structure(noun):
             raise RowError(record.where, problems[0])
-        return dump_row(row_of(noun)).encode("utf-8") + b"\n"
+        return dump_row(TO_ROW[type(noun)](noun)).encode("utf-8") + b"\n"
     except SHAPE_ERRORS as error:
         raise RowError(record.where, fault(error)) from None
 
@@ -101,26 +105,15 @@ def fault(error: Exception) -> str:
 
 def misfits(noun: Noun) -> list[str]:
     """Fields whose type the reader would refuse: a foreign record's values come through unseen."""
-    wanted: dict[str, type] = {"id": str, "metadata": dict}
-    if isinstance(noun, Task):
-        wanted |= {"gold": dict} | dict.fromkeys(TEXTS, str)
-        messages = noun.context
-    else:
-        pair = isinstance(noun, Preference)
-        messages = noun.prompt + noun.chosen + noun.rejected if pair else noun.messages
-    wrong = [name for name, kind in wanted.items() if not isinstance(getattr(noun, name), kind)]
-    for m in messages:
+    given = ((name, getattr(noun, name, kind()), kind) for name, kind in WANTED.items())
+    wrong = [name for name, value, kind in given if not isinstance(value, kind)]
+    pair = isinstance(noun, Preference)
+    for m in noun.prompt + noun.chosen + noun.rejected if pair else noun.messages:
         if not all(isinstance(text, str) for text in (m.content, m.name, m.tool_call_id)):
             wrong.append(f"a message of the {m.role}")
     if len({tool.name for tool in noun.tools}) < len(noun.tools):
         return ["two tools have one name"]
     return [f"{name}: of another type than it must be" for name in wrong]
-
-
-def row_of(noun: Noun) -> dict[str, Any]:
-    if isinstance(noun, Dialog):
-        return dialog_to_row(noun)
-    return preference_to_row(noun) if isinstance(noun, Preference) else task_to_row(noun)
 
 
 def reason_kind(reason: str) -> str:

@@ -10,8 +10,10 @@ import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +48,9 @@ class Split:
 
     path: str
     rows: int = 0
-    verbatim: array[int] = field(default_factory=lambda: array("q"))
-    masked: array[int] = field(default_factory=lambda: array("q"))
-    grams: array[int] = field(default_factory=lambda: array("q"))
+    verbatim: array[int] = field(default_factory=partial(array, "q"))
+    masked: array[int] = field(default_factory=partial(array, "q"))
+    grams: array[int] = field(default_factory=partial(array, "q"))
     words: dict[bytes, str] = field(default_factory=dict)  # each set of words once, and where
 
 
@@ -56,28 +58,22 @@ def read_split(path: Path, numbers: dict[str, int]) -> Split:
     """A file's instructions as hashes; rows that cannot be read are the checker's business."""
     split = Split(str(path))
     for record in read_records(path):
-        if record.problem or not isinstance(record.value, dict):
-            continue
         try:
-            noun = noun_of(record.value, record.where)
-            if isinstance(noun, ToolSpec):
-                continue
+            noun = noun_of(record)
             values = leaves([call.arguments for call in calls_of(noun)])
         except (RowError, RecursionError):
             continue
-        said = said_by_user(noun)
-        if not said:
+        if not (said := said_by_user(noun)):
             continue
         split.rows += 1
-        tokens = WORD.findall(said[0].lower())
-        hidden = mask(said[0], values)
-        split.verbatim.append(hash(" ".join(tokens)))
-        split.masked.append(hash(" ".join(WORD.findall(hidden.lower()))))
+        hidden = WORD.findall(mask(said[0], values).lower())
+        split.verbatim.append(hash(" ".join(WORD.findall(said[0].lower()))))
+        split.masked.append(hash(" ".join(hidden)))
         for text in said:
             spoken = WORD.findall(text.lower())
             for at in range(len(spoken) - GRAM + 1):
                 split.grams.append(hash(" ".join(spoken[at : at + GRAM])))
-        content = {w for w in WORD.findall(hidden.lower()) if w not in STOP and w != "value"}
+        content = {w for w in hidden if w not in STOP and w != "value"}
         row = array("I", sorted(numbers.setdefault(w, len(numbers)) for w in content))
         split.words.setdefault(row.tobytes(), record.where)
     return split
@@ -85,8 +81,8 @@ def read_split(path: Path, numbers: dict[str, int]) -> Split:
 
 def said_by_user(noun: Any) -> list[str]:
     """The instruction first, then whatever else the user says."""
-    if isinstance(noun, Task):
-        return [noun.instruction]
+    if isinstance(noun, Task | ToolSpec):
+        return [noun.instruction] if isinstance(noun, Task) else []
     messages = noun.messages if isinstance(noun, Dialog) else noun.prompt
     return [m.content for m in messages if m.role == "user"]
 
@@ -113,20 +109,7 @@ def compare(paths: Sequence[Path]) -> Json:
     numbers: dict[str, int] = {}
     splits = [read_split(path, numbers) for path in paths]
     rarity = Counter(word for split in splits for row in split.words for word in array("I", row))
-    pairs = []
-    for index, a in enumerate(splits):
-        for b in splits[index + 1 :]:
-            share, where, copies = closest(a, b, rarity)
-            pairs.append(
-                {
-                    "splits": [a.path, b.path],
-                    "verbatim": shared(a.verbatim, b.verbatim),
-                    "grams": shared(a.grams, b.grams),
-                    "word_overlap": round(share, 4),
-                    "closest": where,
-                    "near_copies": copies,
-                }
-            )
+    pairs = [compare_pair(a, b, rarity) for a, b in combinations(splits, 2)]
     every = np.concatenate([np.frombuffer(s.masked, np.int64) for s in splits if s.rows] or [[]])
     distinct = {s.path: len(set(s.masked)) / s.rows if s.rows else 1.0 for s in splits}
     distinct["all"] = len(np.unique(every)) / len(every) if len(every) else 1.0
@@ -134,6 +117,18 @@ def compare(paths: Sequence[Path]) -> Json:
         "rows": {s.path: s.rows for s in splits},
         "pairs": pairs,
         "distinct": {name: round(ratio, 4) for name, ratio in distinct.items()},
+    }
+
+
+def compare_pair(a: Split, b: Split, rarity: Counter[int]) -> Json:
+    share, where, copies = closest(a, b, rarity)
+    return {
+        "splits": [a.path, b.path],
+        "verbatim": shared(a.verbatim, b.verbatim),
+        "grams": shared(a.grams, b.grams),
+        "word_overlap": round(share, 4),
+        "closest": where,
+        "near_copies": copies,
     }
 
 
@@ -185,12 +180,7 @@ def closest(a: Split, b: Split, rarity: Counter[int]) -> tuple[float, list[str],
 
 def candidates(
     words: array[int], bound: float, rarity: Counter[int], rows_with: dict[int, array[int]]
-) -> Iterator[int]:
+) -> Iterable[int]:
     needed = math.floor(bound * len(words)) + 1  # at least so many words in common, to beat it
     rarest = sorted(words, key=lambda word: rarity[word])[: max(0, len(words) - needed + 1)]
-    seen: set[int] = set()
-    for word in rarest:
-        for number in rows_with.get(word, ()):
-            if number not in seen:
-                seen.add(number)
-                yield number
+    return dict.fromkeys(number for word in rarest for number in rows_with.get(word, ()))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +16,18 @@ from sharpen.data.importers.reading import read_records
 from sharpen.tools import check_call
 from sharpen.types import Dialog, Json, Message, RowError, Task, ToolSpec
 
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One line of the checklist: a figure and what it must reach."""
-
-    name: str
-    least: float | None = None
-    most: float | None = None
-
-    def passed(self, value: float) -> bool:
-        return (self.least is None or value >= self.least) and (
-            self.most is None or value <= self.most
-        )
-
-
-CHECKLIST = (
-    Rule("single_call", least=0.10),
-    Rule("several_calls", least=0.10),
-    Rule("failure", least=0.02),
-    Rule("retry", least=0.01),
-    Rule("no_call", least=0.05),
-    Rule("unlisted_calls", most=0.0),
-    Rule("bad_arguments", most=0.0),
-    Rule("described_tools", least=0.95),
-)
+PER_ROW = ("single_call", "several_calls", "parallel", "failure", "retry", "no_call")
+PER_CALL = ("unlisted_calls", "bad_arguments")
+CHECKLIST = {
+    "single_call": ("least", 0.10),
+    "several_calls": ("least", 0.10),
+    "failure": ("least", 0.02),
+    "retry": ("least", 0.01),
+    "no_call": ("least", 0.05),
+    "unlisted_calls": ("most", 0.0),
+    "bad_arguments": ("most", 0.0),
+    "described_tools": ("least", 0.95),
+}
 
 
 def measure(path: Path) -> Json:
@@ -53,9 +39,7 @@ def measure(path: Path) -> Json:
     for record in read_records(path):
         counts["rows"] += 1
         try:
-            if record.problem or not isinstance(record.value, dict):
-                raise RowError(record.where, record.problem or "not an object")
-            noun = noun_of(record.value, record.where)
+            noun = noun_of(record)
             counts[type(noun).__name__.lower()] += 1
             if isinstance(noun, ToolSpec):
                 continue
@@ -65,26 +49,27 @@ def measure(path: Path) -> Json:
         except (RowError, RecursionError):
             counts["unreadable"] += 1
     rated = counts["dialog"] + counts["preference"] + counts["task"]
-    shares = {
-        name: counts[name] / rated if rated else 0.0
-        for name in ("single_call", "several_calls", "parallel", "failure", "retry", "no_call")
-    }
-    calls = counts["calls"]
-    shares["unlisted_calls"] = counts["unlisted_calls"] / calls if calls else 0.0
-    shares["bad_arguments"] = counts["bad_arguments"] / calls if calls else 0.0
-    shares["described_tools"] = sum(described.values()) / len(described) if described else 0.0
-    verdicts = [
-        {"name": r.name, "value": round(shares[r.name], 4), "passed": r.passed(shares[r.name])}
-        | ({"least": r.least} if r.least is not None else {"most": r.most})
-        for r in CHECKLIST
-    ]
+    shares = {name: share(counts[name], rated) for name in PER_ROW}
+    shares |= {name: share(counts[name], counts["calls"]) for name in PER_CALL}
+    shares["described_tools"] = share(sum(described.values()), len(described))
     return {
         "path": str(path),
         "counts": dict(counts) | {"tools_listed": len(described), "tools_called": len(names)},
         "types": dict(types),
         "shares": {name: round(value, 4) for name, value in shares.items()},
-        "checklist": verdicts,
+        "checklist": [verdict(name, shares[name]) for name in CHECKLIST],
     }
+
+
+def share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def verdict(name: str, value: float) -> Json:
+    """One line of the checklist: a figure and what it must reach."""
+    bound, limit = CHECKLIST[name]
+    passed = value >= limit if bound == "least" else value <= limit
+    return {"name": name, "value": round(value, 4), "passed": passed, bound: limit}
 
 
 def count_calls(noun: Any, counts: Counter[str], names: set[str]) -> None:
@@ -127,8 +112,6 @@ def failed(message: Message) -> bool:
 
 def is_described(tool: ToolSpec) -> bool:
     """Clear enough to choose by: a description of the tool and of each parameter."""
-    fields = tool.parameters.get("properties", {})
-    told = all(
-        isinstance(f, dict) and (f.get("description") or "enum" in f) for f in fields.values()
-    )
+    fields = tool.parameters.get("properties", {}).values()
+    told = all(isinstance(f, dict) and (f.get("description") or "enum" in f) for f in fields)
     return len(tool.description.split()) >= 3 and told
