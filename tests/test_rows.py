@@ -7,6 +7,7 @@ import pytest
 from sharpen.rows import (
     dialog_from_row,
     dialog_to_row,
+    message_from_wire,
     message_to_wire,
     preference_from_row,
     preference_to_row,
@@ -145,3 +146,10 @@ def test_wrong_tasks_and_pairs_are_named():
             {k: [{"role": "user"}] for k in ("prompt", "chosen", "rejected")}
             | {"chosen_score": "9"}
         )
+
+
+@pytest.mark.parametrize("field", ["name", "tool_call_id"])
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+def test_a_message_keeps_its_name_and_id(role, field):
+    wire = {"role": role, "content": "x", field: "y"}
+    assert message_to_wire(message_from_wire(wire)) == wire

@@ -137,10 +137,8 @@ def message_from_wire(value: Any, where: str = "", at: str = "message") -> Messa
     content = value.get("content")
     if not isinstance(content, str):
         content = content_from_wire(content, where, f"{at}.content")
-    if (
-        not calls and role != "tool" and "name" not in value
-    ):  # most messages, at a third of the time
-        return Message(role, content)
+    if not (calls or "name" in value or "tool_call_id" in value):
+        return Message(role, content)  # most messages, at a third of the time
     return Message(
         role,
         content,
