@@ -185,7 +185,7 @@ def test_scorer_equals_the_learner_and_does_not_depend_on_batches(pico_folder, t
     from sharpen.train.scoring import ModelScorer, dev_loss
 
     rows = starter_dialogs("train", 6)
-    scorer = ModelScorer.load(str(pico_folder))
+    scorer = ModelScorer.load(str(pico_folder), "cpu")
     found = scorer.losses(rows)
     scorer.token_budget = 1
     assert np.allclose(found, scorer.losses(rows), atol=1e-5)
@@ -194,7 +194,7 @@ def test_scorer_equals_the_learner_and_does_not_depend_on_batches(pico_folder, t
     assert abs(learner.mean_loss([data[2]]) - found[2]) < 1e-5
     path = tmp_path / "dev.jsonl"
     path.write_text("".join(json.dumps(dialog_to_row(d)) + "\n" for d in rows))
-    assert abs(dev_loss(pico_folder, path) - learner.mean_loss(data)) < 1e-5
+    assert abs(dev_loss(pico_folder, path, "cpu") - learner.mean_loss(data)) < 1e-5
 
 
 # The SFT loop ----------------------------------------------------------------------------------

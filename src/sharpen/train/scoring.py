@@ -22,10 +22,9 @@ class ModelScorer:
         self.model, self.renderer, self.token_budget = model.eval(), renderer, token_budget
 
     @classmethod
-    def load(cls, name: str, template: str = "auto") -> ModelScorer:
-        return cls(
-            load_model(ModelConfig(base_model=name)), Renderer(load_tokenizer(name), template)
-        )
+    def load(cls, name: str, device: str = "auto") -> ModelScorer:
+        model = load_model(ModelConfig(base_model=name, device=device))
+        return cls(model, Renderer(load_tokenizer(name)))
 
     def logprobs(self, dialogs: Sequence[Dialog]) -> list[np.ndarray]:
         data = list(self.renderer.render(dialogs))
@@ -36,9 +35,9 @@ class ModelScorer:
         return [-float(values.mean()) for values in self.logprobs(dialogs)]
 
 
-def dev_loss(model: str | Path, data: str | Path) -> float:
+def dev_loss(model: str | Path, data: str | Path, device: str = "auto") -> float:
     """A model's loss over all assistant tokens of a file of dialogs."""
     dialogs = [dialog_from_row(row.value, row.where) for row in read_jsonl(data)]
     if not dialogs:
         raise SharpenError(f"{data}: no rows")
-    return -float(np.concatenate(ModelScorer.load(str(model)).logprobs(dialogs)).mean())
+    return -float(np.concatenate(ModelScorer.load(str(model), device).logprobs(dialogs)).mean())
