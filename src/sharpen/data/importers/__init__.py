@@ -9,17 +9,19 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sharpen.data.importers.reading import Record, read_records
+from sharpen.data.importers.reading import Reader, read_records
 from sharpen.types import Dialog, Preference, SharpenError, Task
 
 Noun = Dialog | Task | Preference
 Convert = Callable[[Any, str, Any], Noun]
+Detect = Callable[[Any], object]
+Side = Callable[[Path], Any]
 
 FAMILIES = {  # module → its formats
     "chat": "openai sharegpt alpaca hermes glaive",
@@ -42,28 +44,17 @@ class Importer:
     `convert` gets it with every record."""
 
     name: str
-    detect: Callable[[Any], bool]
+    detect: Detect
     convert: Convert
-    read: Callable[[Path], Iterator[Record]]
-    side: Callable[[Path], Any]
-
-
-_loaded: dict[str, Importer] = {}
+    read: Reader
+    side: Side
 
 
 def importer(
-    name: str,
-    detect: Callable[[Any], bool],
-    read: Callable[[Path], Iterator[Record]] = read_records,
-    side: Callable[[Path], Any] = lambda path: None,
-) -> Callable[[Convert], Convert]:
-    """Makes a function the converter of a format."""
-
-    def register(convert: Convert) -> Convert:
-        _loaded[name] = Importer(name, detect, convert, read, side)
-        return convert
-
-    return register
+    detect: Detect, read: Reader = read_records, side: Side = lambda path: None
+) -> Callable[[Any], Importer]:
+    """Makes the importer of a format out of its converter, a function of the format's name."""
+    return lambda convert: Importer(convert.__name__, detect, convert, read, side)
 
 
 def has(*keys: str) -> Callable[[Any], bool]:
@@ -76,8 +67,7 @@ def load(name: str) -> Importer:
         near = difflib.get_close_matches(name, FORMATS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"formats: auto, {', '.join(FORMATS)}"
         raise SharpenError(f"unknown format {name!r}; {hint}")
-    importlib.import_module(f"{__name__}.{FORMATS[name]}")
-    return _loaded[name]
+    return getattr(importlib.import_module(f"{__name__}.{FORMATS[name]}"), name)
 
 
 def find(path: Path) -> Importer:

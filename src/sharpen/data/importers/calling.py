@@ -13,24 +13,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from sharpen.data.importers import Noun, has, importer
+from sharpen.data.importers import Noun, has, importer, shapes
 from sharpen.data.importers.chat import message, messages
-from sharpen.data.importers.reading import below, read_file, read_parts
-from sharpen.data.importers.shapes import (
-    beside,
-    call_from,
-    calls_to_gold,
-    candidates,
-    literal,
-    parameters,
-    properties,
-    python_call,
-    require,
-    rest,
-    step,
-    tool_from,
-    tools_from,
-)
+from sharpen.data.importers.reading import below, read_file, within
 from sharpen.records import read_json
 from sharpen.types import Dialog, Json, Message, RowError, SharpenError, Task, ToolSpec
 
@@ -68,51 +53,47 @@ def bfcl_gold(row: Json, where: str, truth: Any) -> tuple[str, Json]:
             return "timing", {"decision": "call"}
         raise RowError(where, f"no answer for {row['id']} in possible_answer/")
     if isinstance(truth, str):
-        return "rest", {"response": literal(truth)}
+        return "rest", {"response": shapes.literal(truth)}
     if "involved_classes" in row:
-        turns = [calls_to_gold(python_call(c, where) for c in turn) for turn in truth]
+        turns = [shapes.calls_to_gold(shapes.python_call(c, where) for c in turn) for turn in truth]
         return "multi_turn", {"turns": turns}
     if all(isinstance(c, str) for c in truth):
-        return "calls", {"calls": calls_to_gold(python_call(c, where) for c in truth)}
+        return "calls", {"calls": shapes.calls_to_gold(shapes.python_call(c, where) for c in truth)}
     calls = [{"name": n, "arguments": a} for call in truth for n, a in call.items()]
     return "calls", {"calls": calls, "match": "allowed"}
 
 
-def is_bfcl(row: Json) -> bool:
-    return "id" in row and isinstance(row["question"], list)
-
-
-@importer("bfcl", is_bfcl, below(r"^BFCL.*question|^BFCL"), bfcl_answers)
+@importer(lambda row: row["id"] and isinstance(row["question"], list), below("^BFCL"), bfcl_answers)
 def bfcl(row: Json, where: str, answers: Json) -> Task:
     turns = row["question"] if isinstance(row["question"][0], list) else [row["question"]]
     kind, gold = bfcl_gold(row, where, answers.get(row["id"]))
     *context, request = messages(turns[0])
     if request.role != "user":
         raise RowError(where, "the question does not end with the user")
-    metadata = rest(row, "id", "question", "function")
+    metadata = shapes.rest(row, "id", "question", "function")
     metadata |= {"turns": turns[1:]} if len(turns) > 1 else {}
     metadata |= {"category": row["id"].rsplit("_", 1)[0]}
-    tools = tools_from(row.get("function"))
+    tools = shapes.tools_from(row.get("function"))
     return Task(row["id"], request.content, tools, gold, kind, "", tuple(context), metadata)
 
 
 def seal_tools(path: Path) -> Tools:
-    rows = [record.value for record in read_file(beside(path, "tool.jsonl"))]
+    rows = [record.value for record in read_file(shapes.beside(path, "tool.jsonl"))]
     named = [r | {"name": r["api_name"], "description": r["api_description"]} for r in rows]
-    return {tool["name"]: tool_from(tool) for tool in named}
+    return {tool["name"]: shapes.tool_from(tool) for tool in named}
 
 
-@importer("sealtools", has("query", "calling"), below("dev|test|train"), seal_tools)
+@importer(has("query", "calling"), below("dev|test|train"), seal_tools)
 def sealtools(row: Json, where: str, tools: Tools) -> Task:
     calls = [
         {"name": c["api"], "arguments": c["parameters"], "responses": c.get("responses", [])}
         for c in row["calling"]
     ]
     names = [call["name"] for call in calls]
-    require(names, tools, "tool.jsonl")
+    shapes.require(names, tools, "tool.jsonl")
     levels = {"easy": "easy", "difficult": "hard"}
     level = next((levels[word] for word in levels if word in row["id"]), "")
-    listed = candidates(names, tools, row["id"])
+    listed = shapes.candidates(names, tools, row["id"])
     return Task(row["id"], row["query"], listed, {"calls": calls}, "calls", level)
 
 
@@ -120,10 +101,11 @@ def nestful_tools(path: Path) -> dict[str, list[ToolSpec]]:
     """By name; the specification file lists some names more than once."""
     found = defaultdict(list)
     name = path.name.replace("-data", "-spec")
-    for record in read_file(beside(path, name, "non-executable-glaive-spec.json")):
+    for record in read_file(shapes.beside(path, name, "non-executable-glaive-spec.json")):
         row = record.value
         fields = row.get("query_parameters") or row.get("parameters")
-        found[row["name"]].append(ToolSpec(row["name"], row["description"], parameters(fields)))
+        tool = ToolSpec(row["name"], row["description"], shapes.parameters(fields))
+        found[tool.name].append(tool)
     return dict(found)
 
 
@@ -132,11 +114,7 @@ def best(options: list[ToolSpec], arguments: Json) -> ToolSpec:
     return min(options, key=lambda tool: len(set(arguments) - set(tool.parameters["properties"])))
 
 
-def is_nestful(row: Json) -> bool:
-    return isinstance(row["input"], str) and "name" in row["output"][0]
-
-
-@importer("nestful", is_nestful, below("data"), nestful_tools)
+@importer(lambda row: row["input"] and row["output"][0]["name"], below("data"), nestful_tools)
 def nestful(row: Json, where: str, known: dict[str, list[ToolSpec]]) -> Task:
     """The final `var_result` is the gold's `result`. About six in a hundred visible rows call a
     function that is not listed; `data check` names them."""
@@ -146,23 +124,23 @@ def nestful(row: Json, where: str, known: dict[str, list[ToolSpec]]) -> Task:
     for call in calls:
         if call["name"] in known:
             tools[call["name"]] = best(known[call["name"]], call["arguments"])
-    chosen = candidates([call["name"] for call in calls], tools, row["input"])
+    chosen = shapes.candidates([call["name"] for call in calls], tools, row["input"])
     return Task("", row["input"], chosen, {"calls": calls, "result": result}, "calls")
 
 
 def metatool_tools(path: Path) -> Tools:
-    described = read_json(beside(path, "plugin_des.json"))
+    described = read_json(shapes.beside(path, "plugin_des.json"))
     return {name: ToolSpec(name, text) for name, text in described.items()}
 
 
-@importer("metatool", has("Query", "Tool"), below("query|clean"), metatool_tools)
+@importer(has("Query", "Tool"), below("query|clean"), metatool_tools)
 def metatool(row: Json, where: str, tools: Tools) -> Task:
-    require([row["Tool"]], tools, "plugin_des.json")
-    listed = candidates([row["Tool"]], tools, row["Query"])
+    shapes.require([row["Tool"]], tools, "plugin_des.json")
+    listed = shapes.candidates([row["Tool"]], tools, row["Query"])
     return Task("", row["Query"], listed, {"tools": [row["Tool"]]}, "selection")
 
 
-@importer("toolbench", has("answer_generation", "tree"), below(r"^\d+_.*\.json"))
+@importer(has("answer_generation", "tree"), below(r"^\d+_.*\.json"))
 def toolbench(tree: Json, where: str, side: None) -> Dialog:
     """A tree without `train_messages` (13% of the visible ones) found no path that counts."""
     found = tree["answer_generation"]
@@ -171,7 +149,7 @@ def toolbench(tree: Json, where: str, side: None) -> Dialog:
     turns = tuple(message(m) for m in found["train_messages"][-1])
     stem = Path(where.rsplit(":", 1)[0]).stem
     metadata = {"win": tree["win"], "finish_type": found["finish_type"], "query": found["query"]}
-    return Dialog(turns, tools_from(found["function"]), id=stem, metadata=metadata)
+    return Dialog(turns, shapes.tools_from(found["function"]), id=stem, metadata=metadata)
 
 
 def api_name(tool: str, api: str) -> str:
@@ -183,12 +161,12 @@ def api_name(tool: str, api: str) -> str:
 def toolbench_tool(api: Json) -> ToolSpec:
     required, optional = (api.get(f"{k}_parameters") or [] for k in ("required", "optional"))
     fields = {p["name"]: p for p in (*required, *optional)}
-    shape = {"type": "object"} | properties(fields, [p["name"] for p in required])
+    shape = {"type": "object"} | shapes.properties(fields, [p["name"] for p in required])
     text = (api.get("api_description") or "").strip()
     return ToolSpec(api_name(api["tool_name"], api["api_name"]), text, shape)
 
 
-@importer("toolbench_queries", has("query", "query_id"))
+@importer(has("query", "query_id"))
 def toolbench_queries(row: Json, where: str, side: None) -> Task:
     tools = tuple(toolbench_tool(api) for api in row.get("api_list") or [])
     right = [api_name(*pair) for pair in row.get("relevant APIs") or []]
@@ -198,17 +176,19 @@ def toolbench_queries(row: Json, where: str, side: None) -> Task:
 
 def alpaca_cases(api: Json) -> list[Json]:
     """Runs with intermediate steps, and instructions with golden answers."""
+    if "Function_Description" not in api:
+        raise KeyError("Function_Description")
     golden = zip(api.get("Instructions") or [], api.get("Golden_Answers") or [], strict=False)
     return [{"api": api, "case": case} for case in (*(api.get("Instances") or []), *golden)]
 
 
 def alpaca_tool(name: str, text: str) -> ToolSpec:
     match = ALPACA_FIELDS.search(text)
-    fields = literal(match[1]) if match else {}
-    return ToolSpec(name, text.split("\nParameters:")[0].strip(), parameters(fields))
+    fields = shapes.literal(match[1]) if match else {}
+    return ToolSpec(name, text.split("\nParameters:")[0].strip(), shapes.parameters(fields))
 
 
-@importer("toolalpaca", has("api", "case"), read_parts(has("Function_Description"), alpaca_cases))
+@importer(has("api", "case"), within(alpaca_cases))
 def toolalpaca(value: Json, where: str, side: None) -> Noun:
     api, case = value["api"], value["case"]
     described = api["Function_Description"].items()
@@ -218,17 +198,18 @@ def toolalpaca(value: Json, where: str, side: None) -> Noun:
     if not isinstance(case, dict):
         request, answers = case
         steps = [{"name": a["Action"], "arguments": a["Action_Input"]} for a in answers]
-        gold = {"calls": calls_to_gold(map(call_from, steps))}
+        gold = {"calls": shapes.calls_to_gold(map(shapes.call_from, steps))}
         return Task(row_id, request, tools, gold, "calls", metadata=metadata)
     turns = [Message("user", case["input"])]
     for (name, given, log), observation in case["intermediate_steps"]:
         thought = log.split("\nASSISTANT Action:")[0].split("\nAction:")[0].strip()
-        turns += step(call_from({"name": name, "arguments": given}), observation, thought)
+        call = shapes.call_from({"name": name, "arguments": given})
+        turns += shapes.step(call, observation, thought)
     turns.append(Message("assistant", case["output"]))
     return Dialog(tuple(turns), tools, id=row_id, metadata=metadata)
 
 
-@importer("gorilla", has("code", "api_call", "api_data"))
+@importer(has("code", "api_call", "api_data"))
 def gorilla(row: Json, where: str, side: None) -> Task:
     match = GORILLA_REQUEST.search(row["code"])
     if match is None:
@@ -238,7 +219,7 @@ def gorilla(row: Json, where: str, side: None) -> Task:
     return Task("", match[1].strip().strip("'\""), (), gold, "api_call", metadata=metadata)
 
 
-@importer("livemcp", has("Question", "Annotator Metadata"))
+@importer(has("Question", "Annotator Metadata"))
 def livemcp(row: Json, where: str, side: None) -> Noun:
     """Rows that also hold a run (`messages`) become dialogs with `metadata.task_success`."""
     notes = row["Annotator Metadata"]

@@ -79,7 +79,7 @@ def is_openai(row: Json) -> bool:
     return "role" in row["messages"][0] and not other & set(row)
 
 
-@importer("openai", is_openai)
+@importer(is_openai)
 def openai(row: Json, where: str, side: None) -> Dialog:
     return Dialog(
         messages(row["messages"]),
@@ -95,7 +95,7 @@ def is_sharegpt(row: Json) -> bool:
     return "value" in row["conversations"][0] and not is_hermes(row)
 
 
-@importer("sharegpt", is_sharegpt)
+@importer(is_sharegpt)
 def sharegpt(row: Json, where: str, side: None) -> Noun:
     turns = row["conversations"]
     if bad := [
@@ -117,7 +117,7 @@ def is_alpaca(row: Json) -> bool:
     return answered and "**Available Tools**" not in row["instruction"] and "gold" not in row
 
 
-@importer("alpaca", is_alpaca)
+@importer(is_alpaca)
 def alpaca(row: Json, where: str, side: None) -> Noun:
     prompt = [Message("system", row["system"])] if row.get("system") else []
     for said, answered in row.get("history") or []:
@@ -136,7 +136,7 @@ def is_hermes(row: Json) -> bool:
     return any("<tools>" in t or "<tool_call>" in t for t in texts if isinstance(t, str))
 
 
-@importer("hermes", is_hermes)
+@importer(is_hermes)
 def hermes(row: Json, where: str, side: None) -> Dialog:
     """Tools, calls and results are text between tags."""
     tools, said = tools_from(row.get("tools")), []
@@ -186,7 +186,7 @@ def hermes_results(text: str, pending: list[ToolCall]) -> Iterator[Message]:
         yield Message("tool", as_text(value), name=name)
 
 
-@importer("glaive", has("system", "chat"))
+@importer(has("system", "chat"))
 def glaive(row: Json, where: str, side: None) -> Dialog:
     """One `chat` text of turns with `<functioncall>` inside, function JSON in the `system` text."""
     said, name = [], ""

@@ -11,17 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sharpen.data.importers import has, importer
+from sharpen.data.importers import has, importer, shapes
 from sharpen.data.importers.reading import Record, below, data_files, read_file
-from sharpen.data.importers.shapes import (
-    as_text,
-    beside,
-    joined,
-    literal,
-    parameters,
-    require,
-    step,
-)
 from sharpen.records import read_json
 from sharpen.types import Dialog, Json, Message, RowError, ToolCall, ToolSpec
 
@@ -55,23 +46,19 @@ def apibank_files(path: Path) -> Iterator[Record]:
 
 def apibank_tools(path: Path) -> dict[str, ToolSpec]:
     tools = {}
-    for record in read_file(beside(path, "all_apis.csv", "data/all_apis.csv")):
+    for record in read_file(shapes.beside(path, "all_apis.csv", "data/all_apis.csv")):
         name, text = record.value["类名"], record.value["api_info"]
         if "=" in text:
             lines: Any = ast.parse(text).body
             info: Json = {line.targets[0].id: ast.literal_eval(line.value) for line in lines}
         else:  # no description: the signature `(image: str)` is all there is
             info = {"input_parameters": dict(SIGNATURE.findall(record.value["input_parameters"]))}
-        fields = parameters(info["input_parameters"])
+        fields = shapes.parameters(info["input_parameters"])
         tools[name] = ToolSpec(name, info.get("description", ""), fields)
     return tools
 
 
-def is_apibank(turns: list[Json]) -> bool:
-    return turns[0]["role"] in ("User", "AI") and "text" in turns[0]
-
-
-@importer("apibank", is_apibank, apibank_files, apibank_tools)
+@importer(lambda turns: turns[0]["role"] in ("User", "AI"), apibank_files, apibank_tools)
 def apibank(turns: list[Json], where: str, tools: dict[str, ToolSpec]) -> Dialog:
     messages, used = [], []
     for turn in turns:
@@ -82,16 +69,18 @@ def apibank(turns: list[Json], where: str, tools: dict[str, ToolSpec]) -> Dialog
         used.append(turn["api_name"])
         failed = turn["result"].get("exception")
         answer = {"error": failed} if failed else turn["result"]["output"]
-        messages += step(ToolCall(turn["api_name"], turn["param_dict"]), answer)
-    require(used, tools, "all_apis.csv")
+        messages += shapes.step(ToolCall(turn["api_name"], turn["param_dict"]), answer)
+    shapes.require(used, tools, "all_apis.csv")
     stem = Path(where.rsplit(":", 1)[0]).stem
     used += [name for name in stem.split("-") if name in tools]  # whose descriptions were given
-    return Dialog(joined(messages), tuple(tools[name] for name in dict.fromkeys(used)), id=stem)
+    return Dialog(
+        shapes.joined(messages), tuple(tools[name] for name in dict.fromkeys(used)), id=stem
+    )
 
 
 def sgd_tools(path: Path) -> dict[str, list[ToolSpec]]:
     """The intents of every service."""
-    services = read_json(beside(path, "schema.json"))
+    services = read_json(shapes.beside(path, "schema.json"))
     return {s["service_name"]: [sgd_tool(s, intent) for intent in s["intents"]] for s in services}
 
 
@@ -109,7 +98,7 @@ def sgd_tool(service: Json, intent: Json) -> ToolSpec:
     return ToolSpec(f"{service['service_name']}_{intent['name']}", intent["description"], shape)
 
 
-@importer("sgd", has("dialogue_id", "turns", "services"), below("dialogues"), sgd_tools)
+@importer(has("dialogue_id", "turns", "services"), below("dialogues"), sgd_tools)
 def sgd(row: Json, where: str, known: dict[str, list[ToolSpec]]) -> Dialog:
     """A frame's `service_call` and `service_results` are call and answer; a REQUEST act is a place
     where the assistant asks."""
@@ -120,16 +109,18 @@ def sgd(row: Json, where: str, known: dict[str, list[ToolSpec]]) -> Dialog:
             asks += any(a["act"] == "REQUEST" for a in frame["actions"])
             if call := frame.get("service_call"):
                 name = f"{frame['service']}_{call['method']}"
-                messages += step(ToolCall(name, call["parameters"]), frame["service_results"])
+                messages += shapes.step(
+                    ToolCall(name, call["parameters"]), frame["service_results"]
+                )
         messages.append(Message("user" if user else "assistant", turn["utterance"]))
-    require(row["services"], known, "schema.json")
+    shapes.require(row["services"], known, "schema.json")
     tools = tuple(tool for service in row["services"] for tool in known[service])
     metadata = {"services": row["services"], "requests": asks}
-    return Dialog(joined(messages), tools, id=row["dialogue_id"], metadata=metadata)
+    return Dialog(shapes.joined(messages), tools, id=row["dialogue_id"], metadata=metadata)
 
 
 def star_tools(path: Path) -> dict[str, ToolSpec]:
-    folder = beside(path, "apis/apis", "apis")
+    folder = shapes.beside(path, "apis/apis", "apis")
     return {file.stem: star_tool(file.stem, read_json(file)) for file in folder.glob("*.json")}
 
 
@@ -151,14 +142,16 @@ def star_argument(text: Any, spec: ToolSpec, name: str) -> Any:
     if match := COMPARISON.match(text):
         if not match[2]:
             return None
-        value = literal(f"[{match[2]}]") if match[1] == "is_one_of" else literal(match[2])
+        value = (
+            shapes.literal(f"[{match[2]}]") if match[1] == "is_one_of" else shapes.literal(match[2])
+        )
         return value if match[1] == "is_equal_to" else {"op": match[1], "value": value}
     field = spec.parameters["properties"].get(name, {"anyOf": [{}]})
     bare = field["anyOf"][0].get("type") == "string" and text[0] not in "\"'"
-    return text if bare else literal(text)  # codes such as 0314 are written without quotes
+    return text if bare else shapes.literal(text)  # codes such as 0314 are written without quotes
 
 
-@importer("star", has("Events", "Scenario"), below("dialog"), star_tools)
+@importer(has("Events", "Scenario"), below("dialog"), star_tools)
 def star(row: Json, where: str, known: dict[str, ToolSpec]) -> Dialog:
     """The wizard's queries are the calls, the knowledge base's items the answers. Drafts and stage
     directions are left out, and so are dialogs (59 of 512) whose user left before any answer."""
@@ -178,11 +171,11 @@ def star(row: Json, where: str, known: dict[str, ToolSpec]) -> Dialog:
             messages.append(Message("assistant", "", (ToolCall(name, given),)))
         elif did[0] == "KnowledgeBase":
             answer = {"item": event.get("Item"), "total": event["TotalItems"]}
-            messages.append(Message("tool", as_text(answer), name=event["APIName"]))
+            messages.append(Message("tool", shapes.as_text(answer), name=event["APIName"]))
     if not any(m.role == "assistant" for m in messages):
         raise RowError(where, "the wizard never speaks")
-    require(names, known, "apis/")
+    shapes.require(names, known, "apis/")
     tools = tuple(known[name] for name in dict.fromkeys(names))
     scenario = {k: row["Scenario"].get(k) for k in ("Happy", "MultiTask", "UserTask", "WizardTask")}
     metadata = {"completion": row["CompletionLevel"], **scenario}
-    return Dialog(joined(messages), tools, id=str(row["DialogueID"]), metadata=metadata)
+    return Dialog(shapes.joined(messages), tools, id=str(row["DialogueID"]), metadata=metadata)

@@ -7,18 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sharpen.data.importers import importer
+from sharpen.data.importers import importer, shapes
 from sharpen.data.importers.chat import messages
 from sharpen.data.importers.reading import below
-from sharpen.data.importers.shapes import (
-    beside,
-    candidates,
-    literal,
-    picked,
-    properties,
-    require,
-    tools_from,
-)
 from sharpen.records import read_json
 from sharpen.types import Json, RowError, Task, ToolSpec
 
@@ -44,15 +35,11 @@ def graph(text: str, where: str) -> Json:
     }
 
 
-def is_worfbench(row: Json) -> bool:
-    return "content" in row["conversations"][0] and row["target"] == "graph"
-
-
-@importer("worfbench", is_worfbench)
+@importer(lambda row: "content" in row["conversations"][0] and row["target"] == "graph")
 def worfbench(row: Json, where: str, side: None) -> Task:
     *context, request, answer = messages(row["conversations"])
     match = LISTED.search(request.content)
-    tools = tools_from(literal(match[1])) if match else ()
+    tools = shapes.tools_from(shapes.literal(match[1])) if match else ()
     gold, said = graph(answer.content, where), request.content
     source = {"source": row["source"]}
     return Task(row["id"], said, tools, gold, "planning", "", tuple(context), source)
@@ -60,7 +47,10 @@ def worfbench(row: Json, where: str, side: None) -> Task:
 
 def taskbench_tools(path: Path) -> dict[str, ToolSpec]:
     places = ("tool_desc.json", "data/ultratool/tool_desc.json")
-    return {node["id"]: taskbench_tool(node) for node in read_json(beside(path, *places))["nodes"]}
+    return {
+        node["id"]: taskbench_tool(node)
+        for node in read_json(shapes.beside(path, *places))["nodes"]
+    }
 
 
 def taskbench_tool(node: Json) -> ToolSpec:
@@ -68,24 +58,20 @@ def taskbench_tool(node: Json) -> ToolSpec:
         p["name"]: {"type": p["type"], "description": p.get("desc", "")}
         for p in node.get("parameters") or []
     }
-    return ToolSpec(node["id"], node["desc"], {"type": "object"} | properties(fields))
+    return ToolSpec(node["id"], node["desc"], {"type": "object"} | shapes.properties(fields))
 
 
 def part(row: Json, name: str) -> Any:
     """`task_…` or `tool_…`, as a list or as its JSON text."""
     value = row.get(f"task_{name}", row.get(f"tool_{name}", []))
-    return literal(value) if isinstance(value, str) else value
+    return shapes.literal(value) if isinstance(value, str) else value
 
 
-def is_taskbench(row: Json) -> bool:
-    return "task_nodes" in row or "tool_nodes" in row
-
-
-@importer("taskbench", is_taskbench, below(r"jsonl?$"), taskbench_tools)
+@importer(lambda row: {"task_nodes", "tool_nodes"} & set(row), below(r"jsonl?$"), taskbench_tools)
 def taskbench(row: Json, where: str, tools: dict[str, ToolSpec]) -> Task:
     nodes, links = part(row, "nodes"), part(row, "links")
     names = [node["task"] for node in nodes]
-    require(names, tools, "tool_desc.json")
+    shapes.require(names, tools, "tool_desc.json")
     named = [(link["source"], link["target"]) for link in links]
     if named == list(pairwise(names)):  # a chain, which may use a tool twice
         edges = [[str(i), str(i + 1)] for i in range(1, len(names))]
@@ -93,8 +79,8 @@ def taskbench(row: Json, where: str, tools: dict[str, ToolSpec]) -> Task:
         edges = [[str(names.index(name) + 1) for name in link] for link in named]
     steps = [{"id": str(i), "tool": node["task"]} for i, node in enumerate(nodes, 1)]
     for found, node in zip(steps, nodes, strict=True):
-        found |= picked(node, "arguments") if node.get("arguments") else {}
+        found |= shapes.picked(node, "arguments") if node.get("arguments") else {}
     request = (row.get("user_request") or row["instruction"]).strip()
-    listed, gold = candidates(names, tools, str(row["id"])), {"nodes": steps, "edges": edges}
+    listed, gold = shapes.candidates(names, tools, str(row["id"])), {"nodes": steps, "edges": edges}
     metadata = {"steps": part(row, "steps"), "type": row.get("type", "")}
     return Task(str(row["id"]), request, listed, gold, "planning", metadata=metadata)

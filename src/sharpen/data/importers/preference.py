@@ -27,7 +27,7 @@ def is_preference(row: Json) -> bool:
     return any(set(pair) <= set(row) for pair in PAIRS) and not other & set(row)
 
 
-@importer("preference", is_preference)
+@importer(is_preference)
 def preference(row: Json, where: str, side: None) -> Preference:
     short, long = PAIRS
     chosen, rejected = (
@@ -51,11 +51,7 @@ def preference(row: Json, where: str, side: None) -> Preference:
     )
 
 
-def is_kto(row: Json) -> bool:
-    return isinstance(row["label"], bool) and ("messages" in row or "completion" in row)
-
-
-@importer("kto", is_kto)
+@importer(lambda row: isinstance(row["label"], bool) and {"messages", "completion"} & set(row))
 def kto(row: Json, where: str, side: None) -> Dialog:
     """An unpaired verdict is a dialog whose `metadata.label` says whether it is good."""
     if not isinstance(row["label"], bool):
@@ -68,7 +64,7 @@ def kto(row: Json, where: str, side: None) -> Dialog:
     return Dialog(dialog, tools_from(row.get("tools")), metadata=metadata)
 
 
-@importer("themis", has("pos_answer", "neg_answer"))
+@importer(has("pos_answer", "neg_answer"))
 def themis(row: Json, where: str, side: None) -> Preference:
     sides = {"chosen": row["pos_answer"], "rejected": row["neg_answer"]}
     fields: Json = {

@@ -19,11 +19,7 @@ DECISIONS = {
 }
 
 
-def is_gsm8k(row: Json) -> bool:
-    return set(row) == {"question", "answer"} and "####" in row["answer"]
-
-
-@importer("gsm8k", is_gsm8k)
+@importer(lambda row: set(row) == {"question", "answer"} and "####" in row["answer"])
 def gsm8k(row: Json, where: str, side: None) -> Task:
     solution, mark, answer = row["answer"].rpartition("####")
     if not mark or not answer.strip():
@@ -32,7 +28,7 @@ def gsm8k(row: Json, where: str, side: None) -> Task:
     return Task("", row["question"], (), gold, "math", metadata=metadata)
 
 
-@importer("aqua", has("question", "options", "rationale"))
+@importer(has("question", "options", "rationale"))
 def aqua(row: Json, where: str, side: None) -> Task:
     if row["correct"] not in [option[:1] for option in row["options"]]:
         raise RowError(where, f"correct: {row['correct']!r} is none of the options")
@@ -40,7 +36,7 @@ def aqua(row: Json, where: str, side: None) -> Task:
     return Task("", request, (), gold, "choice", metadata={"solution": row["rationale"]})
 
 
-@importer("svamp", has("Body", "Question", "Equation"))
+@importer(has("Body", "Question", "Equation"))
 def svamp(row: Json, where: str, side: None) -> Task:
     value = float(row["Answer"])
     answer = str(int(value)) if value.is_integer() else str(value)
@@ -49,7 +45,7 @@ def svamp(row: Json, where: str, side: None) -> Task:
     return Task(str(row["ID"]), request, (), {"answer": answer}, "math", metadata=metadata)
 
 
-@importer("mbpp", has("task_id", "code", "test_list"))
+@importer(has("task_id", "code", "test_list"))
 def mbpp(row: Json, where: str, side: None) -> Task:
     if not row["test_list"]:
         raise RowError(where, "test_list: empty")
@@ -60,7 +56,7 @@ def mbpp(row: Json, where: str, side: None) -> Task:
     return Task(f"mbpp-{row['task_id']}", request, (), gold, "code", metadata=metadata)
 
 
-@importer("humaneval", has("task_id", "entry_point", "test"))
+@importer(has("task_id", "entry_point", "test"))
 def humaneval(row: Json, where: str, side: None) -> Task:
     check = f"{row['test']}\ncheck({row['entry_point']})"
     gold = {"tests": [check], "setup": row["prompt"], "entry_point": row["entry_point"]}
@@ -68,13 +64,13 @@ def humaneval(row: Json, where: str, side: None) -> Task:
     return Task(row["task_id"], row["prompt"], (), gold, "code", metadata=metadata)
 
 
-@importer("intercode_sql", has("db", "query", "gold"))
+@importer(has("db", "query", "gold"))
 def intercode_sql(row: Json, where: str, side: None) -> Task:
     gold, metadata = {"sql": row["gold"], "database": row["db"]}, {"tables": row.get("db_tables")}
     return Task("", row["query"], (), gold, "sql", row["hardness"], metadata=metadata)
 
 
-@importer("dbbench", has("description", "label", "table"))
+@importer(has("description", "label", "table"))
 def dbbench(row: Json, where: str, side: None) -> Task:
     """Gold is the answer: the reference queries are unreliable."""
     request = "\n".join(t for t in (row["description"], row.get("add_description")) if t)
@@ -83,7 +79,7 @@ def dbbench(row: Json, where: str, side: None) -> Task:
     return Task("", request, (), {"answers": row["label"]} | changed, "sql", metadata=metadata)
 
 
-@importer("hotpotqa", has("_id", "question", "supporting_facts"))
+@importer(has("_id", "question", "supporting_facts"))
 def hotpotqa(row: Json, where: str, side: None) -> Task:
     documents = [{"title": t, "text": "".join(lines)} for t, lines in row.get("context") or []]
     gold = {"answers": [row["answer"]], "support": row.get("supporting_facts", [])}
@@ -92,24 +88,20 @@ def hotpotqa(row: Json, where: str, side: None) -> Task:
     return Task(str(row["_id"]), row["question"], (), gold, "qa", level, metadata=metadata)
 
 
-def is_llmcompiler(row: Json) -> bool:
-    return {"id", "question", "answer"} == set(row) - {"branch"}
-
-
-@importer("llmcompiler", is_llmcompiler)
+@importer(lambda row: set(row) - {"branch"} == {"id", "question", "answer"})
 def llmcompiler(row: Json, where: str, side: None) -> Task:
     gold, metadata = {"answers": [str(row["answer"])]}, picked(row, "branch")
     return Task(str(row["id"]), row["question"].strip(), (), gold, "qa", metadata=metadata)
 
 
-@importer("longeval", has("prompt", "expected_number"))
+@importer(has("prompt", "expected_number"))
 def longeval(row: Json, where: str, side: None) -> Task:
     metadata = picked(row, "num_lines", "token_size", "random_idx")
     gold = {"answers": [str(row["expected_number"])]}
     return Task("", row["prompt"], (), gold, "retrieval", metadata=metadata)
 
 
-@importer("kv_retrieval", has("ordered_kv_records", "key"))
+@importer(has("ordered_kv_records", "key"))
 def kv_retrieval(row: Json, where: str, side: None) -> Task:
     records, key = row["ordered_kv_records"], row["key"]
     if [key, row["value"]] not in records:
@@ -120,7 +112,7 @@ def kv_retrieval(row: Json, where: str, side: None) -> Task:
     return Task("", request, (), {"answers": [row["value"]]}, "retrieval", metadata=metadata)
 
 
-@importer("in3", has("task", "vague", "missing_details"))
+@importer(has("task", "vague", "missing_details"))
 def in3(row: Json, where: str, side: None) -> Task:
     if not isinstance(row["vague"], bool):
         raise RowError(where, f"vague: expected true or false, found {row['vague']!r}")
@@ -129,11 +121,7 @@ def in3(row: Json, where: str, side: None) -> Task:
     return Task("", row["task"], (), gold, "timing", metadata=metadata)
 
 
-def is_when2call(row: Json) -> bool:
-    return has("correct_answer", "answers", "tools")(row) or "chosen_response" in row
-
-
-@importer("when2call", is_when2call)
+@importer(lambda row: has("correct_answer", "answers", "tools")(row) or "chosen_response" in row)
 def when2call(row: Json, where: str, side: None) -> Noun:
     tools = tools_from(row["tools"])
     if "chosen_response" in row:

@@ -81,7 +81,7 @@ def is_react(row: Json) -> bool:
     return "Question:" in text and re.search(r"^Action *\d*:", text, re.M) is not None
 
 
-@importer("react", is_react, read)
+@importer(is_react, read)
 def react(row: Json, where: str, side: None) -> Dialog:
     header, mark, log = (row.get("text") or row["prompt"]).rpartition("(END OF EXAMPLES)")
     header = header if mark else row.get("header", "")

@@ -16,6 +16,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -37,39 +38,32 @@ class Record:
     problem: str = ""
 
 
-def read_records(path: Path) -> Iterator[Record]:
-    """Every record of a file, or of all data files below a folder."""
+Reader = Callable[[Path], Iterator[Record]]
+
+
+def read_records(path: Path, pattern: str = "") -> Iterator[Record]:
+    """Every record of a file, or of all data files below a folder whose names match."""
     for file in data_files(path):
-        yield from read_file(file)
+        if path.is_file() or re.search(pattern, file.name):
+            yield from read_file(file)
 
 
-def below(pattern: str) -> Callable[[Path], Iterator[Record]]:
-    """A reader for formats whose folder also holds other files: only names that match count."""
-
-    def read(path: Path) -> Iterator[Record]:
-        for file in data_files(path):
-            if path.is_file() or re.search(pattern, file.name):
-                yield from read_file(file)
-
-    return read
+def below(pattern: str) -> Reader:
+    """For formats whose folder also holds other files."""
+    return partial(read_records, pattern=pattern)
 
 
-def read_parts(
-    whole: Callable[[Any], bool], parts: Callable[[Any], Iterable[Any]]
-) -> Callable[[Path], Iterator[Record]]:
-    """A reader for formats whose records hold several: those that are `whole` are cut up."""
+def within(parts: Callable[[Any], Iterable[Any]]) -> Reader:
+    """For formats whose records hold several: `parts` lists them, and fails for other records."""
 
     def read(path: Path) -> Iterator[Record]:
         for record in read_records(path):
             try:
-                cut = not record.problem and whole(record.value)
-                values = list(parts(record.value)) if cut else None
-            except (TypeError, AttributeError) as error:
-                yield Record(record.where, record.value, problem=f"wrong shape: {error}")
-                continue
-            if values is None:
+                inner = list(parts(record.value))
+            except (KeyError, TypeError, AttributeError):
                 yield record
-            for number, value in enumerate(values or (), 1):
+                continue
+            for number, value in enumerate(inner, 1):
                 yield Record(f"{record.where}#{number}", value)
 
     return read
@@ -154,19 +148,15 @@ def csv_records(file: IO[bytes], path: Path) -> Iterator[Record]:
     csv.field_size_limit(MAX_LINE_BYTES)
     text = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
     reader = csv.DictReader(text)
-    while True:
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            yield Record(f"{path}:{reader.line_num}", problem=f"not CSV: {error}")
-            return
-        where = f"{path}:{reader.line_num}"
-        if None in row or None in row.values():
-            yield Record(where, raw=repr(row), problem="not CSV: another number of cells")
-        else:
-            yield Record(where, row)
+    try:
+        for row in reader:
+            where = f"{path}:{reader.line_num}"
+            if None in row or None in row.values():
+                yield Record(where, raw=repr(row), problem="not CSV: another number of cells")
+            else:
+                yield Record(where, row)
+    except csv.Error as error:
+        yield Record(f"{path}:{reader.line_num}", problem=f"not CSV: {error}")
 
 
 def array_records(file: IO[bytes], path: Path) -> Iterator[Record]:

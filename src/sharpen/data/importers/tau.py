@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sharpen.data.importers import has, importer
 from sharpen.data.importers.chat import message, messages
-from sharpen.data.importers.reading import below, read_parts
+from sharpen.data.importers.reading import below, within
 from sharpen.data.importers.shapes import call_from, calls_to_gold, picked, tools_from
 from sharpen.types import Dialog, Json, Message, RowError, Task
 
@@ -20,18 +20,14 @@ TOLD = ("reason_for_call", "known_info", "unknown_info", "task_instructions")
 POLICIES = ("policy.md", "policy.txt", "main_policy.md", "main_policy.txt")
 
 
-@importer("tau_tasks", has("user_id", "actions", "outputs"))
+@importer(has("user_id", "actions", "outputs"))
 def tau_tasks(row: Json, where: str, side: None) -> Task:
     gold = {"actions": calls_to_gold(map(call_from, row["actions"])), "outputs": row["outputs"]}
     metadata = {"user_id": row["user_id"], "simulated_user": True}
     return Task("", row["instruction"], (), gold, "tau", metadata=metadata)
 
 
-def is_tau_run(row: Json) -> bool:
-    return has("traj", "reward")(row) or "messages_display" in row
-
-
-@importer("tau_runs", is_tau_run)
+@importer(lambda row: has("traj", "reward")(row) or "messages_display" in row)
 def tau_runs(row: Json, where: str, side: None) -> Dialog:
     if "messages_display" in row:
         raise RowError(where, "the text prints calls as None: import the JSON runs instead")
@@ -47,7 +43,7 @@ def policy(path: Path) -> tuple[Message, ...]:
     return tuple(Message("system", file.read_text(encoding="utf-8")) for file in found[:1])
 
 
-@importer("tau2_tasks", has("user_scenario", "evaluation_criteria"), below("^tasks"), policy)
+@importer(has("user_scenario", "evaluation_criteria"), below("^tasks"), policy)
 def tau2_tasks(row: Json, where: str, context: tuple[Message, ...]) -> Task:
     told = row["user_scenario"]["instructions"]
     if isinstance(told, dict):
@@ -57,10 +53,7 @@ def tau2_tasks(row: Json, where: str, context: tuple[Message, ...]) -> Task:
     return Task(row["id"], told, (), row["evaluation_criteria"], "tau2", "", context, metadata)
 
 
-simulations = read_parts(has("simulations"), itemgetter("simulations"))
-
-
-@importer("tau2_runs", has("task_id", "reward_info", "messages"), simulations)
+@importer(has("task_id", "reward_info", "messages"), within(itemgetter("simulations")))
 def tau2_runs(row: Json, where: str, side: None) -> Dialog:
     """The assistant's side: what the simulated user does with its own tools is not shown to it."""
     said = [m for m in row["messages"] if m["role"] == "user"]
