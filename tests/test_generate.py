@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sharpen.data.check import CheckReport, check_rows
-from sharpen.data.generate.build import File, Sizes, build_data, fill_file, portions, runner
+from sharpen.data.generate.build import File, Sizes, build_data, draw, fill_file, portions
 from sharpen.data.generate.plans import resolve, run_plan, verify_gold
 from sharpen.data.generate.splits import Guard, Shelf, look_alikes, split_categories, touches
 from sharpen.data.overlap import compare, leaks_in
@@ -242,9 +242,8 @@ def test_portions_add_up():
 
 def test_a_quota_that_cannot_be_met_is_named(world):
     file = File("agent_benchmark/timing/test.jsonl", "test", {"reckon": 30}, "timing")
-    run = runner(None, world)
     with pytest.raises(SharpenError, match=r"timing/test\.jsonl: only \d of 30 rows of kind"):
-        fill_file(file, 0, Guard(), run)
+        fill_file(file, 0, Guard(), lambda jobs: (draw(job, world) for job in jobs))
 
 
 def test_a_foreign_folder_is_not_replaced(world, tmp_path):

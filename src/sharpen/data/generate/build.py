@@ -11,26 +11,18 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from sharpen import records
 from sharpen.data.generate.dialogs import KINDS, draw_dialog
 from sharpen.data.generate.plans import verify_gold
 from sharpen.data.generate.splits import Guard, Shelf, split_categories
 from sharpen.data.generate.tasks import PARTS, draw_task
 from sharpen.progress import Advance, progress
-from sharpen.records import (
-    atomic_folder,
-    read_json,
-    sha256_file,
-    sha256_folder,
-    version,
-    write_json,
-    write_jsonl,
-)
 from sharpen.rows import dialog_to_row, task_to_row
 from sharpen.types import Dialog, Json, SharpenError, Task
 from sharpen.world.cards import card_row
@@ -48,7 +40,7 @@ CHUNK, LEAST, MOST_BARREN = 40, 8, 6
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How many rows: dialogs in all, and parts of the usual number of tasks and fresh tasks."""
+    """How many rows: dialogs in all, a part of the usual number of tasks, and fresh tasks."""
 
     dialogs: int = 5000
     tasks: float = 1.0
@@ -66,31 +58,21 @@ class File:
     extended: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Rows to be drawn by a worker."""
-
-    file: File
-    kind: str
-    seed: int
-    start: int
-    count: int
-
-
-Run = Callable[[list[Job]], Iterator[list[Dialog | Task | None]]]
+Noun = Dialog | Task
+Job = tuple[File, str, int, range]  # a file, a kind, the seed and the numbers of rows to be drawn
+Run = Callable[[list[Job]], Iterator[list[Noun | None]]]
 
 
 def plan_files(sizes: Sizes) -> list[File]:
     files = []
     for split in SPLITS:
-        dialogs = round(sizes.dialogs * SFT[split])
-        shares = {name: kind.share for name, kind in KINDS.items()}
-        files.append(File(f"agent_sft/{split}.jsonl", split, portions(dialogs, shares)))
+        quotas = portions(round(sizes.dialogs * SFT[split]), {n: k.share for n, k in KINDS.items()})
+        files.append(File(f"agent_sft/{split}.jsonl", split, quotas))
         for part, usual in TASKS.items():
             shares = {name: share for name, (_, share) in PARTS[part].items()}
-            count = round(usual * sizes.tasks * BENCHMARK[split])
             folder = f"agent_benchmark/{part}"
-            files.append(File(f"{folder}/{split}.jsonl", split, portions(count, shares), part))
+            quotas = portions(round(usual * sizes.tasks * BENCHMARK[split]), shares)
+            files.append(File(f"{folder}/{split}.jsonl", split, quotas, part))
             if split == "test":
                 quotas = portions(sizes.extended, shares)
                 files.append(File(f"{folder}/extended.jsonl", split, quotas, part, True))
@@ -113,46 +95,40 @@ def shelf_of(world: World, split: Family, seed: int) -> Shelf:
     return Shelf(world, split, seed)
 
 
-def draw(job: Job, world: World | None = None) -> list[Dialog | Task | None]:
+def draw(job: Job, world: World | None = None) -> list[Noun | None]:
     """Rows of one job, each gold answer executed once more from what will be written."""
-    world = world or shipped_world()
-    shelf, file, rows = shelf_of(world, job.file.split, job.seed), job.file, []
-    for index in range(job.start, job.start + job.count):
-        if not file.part:
-            rows.append(draw_dialog(shelf, job.kind, job.seed, index))
-            continue
-        source = job.seed if not file.extended else f"{job.seed}:extended"
-        task = draw_task(shelf, file.part, job.kind, source, index)
-        if task is not None:
-            verify_gold(world, task.gold, f"{file.path}: {job.kind} {index} ({task.instruction!r})")
-        rows.append(task)
-    return rows
+    (file, kind, seed, numbers), world = job, world or shipped_world()
+    shelf = shelf_of(world, file.split, seed)
+    if not file.part:
+        return [draw_dialog(shelf, kind, seed, number) for number in numbers]
+    source = f"{seed}:extended" if file.extended else seed
+    tasks = [draw_task(shelf, file.part, kind, source, number) for number in numbers]
+    for task in filter(None, tasks):
+        verify_gold(world, task.gold, f"{file.path}: {kind} ({task.instruction!r})")
+    return [*tasks]
 
 
 def fill_file(
     file: File, seed: int, guard: Guard, run: Run, advance: Advance = lambda _: None
-) -> list[Dialog | Task]:
+) -> list[Noun]:
     """Rows of every kind until the quotas are met."""
-    kept: list[Dialog | Task] = []
+    kept: list[Noun] = []
     for kind, quota in file.quotas.items():
         found, start, barren = 0, 0, 0  # a wave that adds nothing makes the next one larger
         while found < quota and barren < MOST_BARREN:
-            before, ahead = found, max(LEAST, round((quota - found) * 1.25)) << barren
-            jobs = [
-                Job(file, kind, seed, at, min(CHUNK, start + ahead - at))
-                for at in range(start, start + ahead, CHUNK)
-            ]
-            start += ahead
-            for noun in (noun for rows in run(jobs) for noun in rows if noun is not None):
-                if found < quota and guard.admit(noun, file.split, file.path, not file.extended):
+            before, end = found, start + (max(LEAST, round((quota - found) * 1.25)) << barren)
+            chunks = [range(at, min(at + CHUNK, end)) for at in range(start, end, CHUNK)]
+            for noun in (n for rows in run([(file, kind, seed, c) for c in chunks]) for n in rows):
+                if noun is None or found == quota:
+                    continue
+                if guard.admit(noun, file.split, file.path, not file.extended):
                     kept.append(noun)
                     found += 1
                     advance(1)
-            barren = 0 if found > before else barren + 1
+            start, barren = end, 0 if found > before else barren + 1
         if found < quota:
-            raise SharpenError(
-                f"{file.path}: only {found} of {quota} rows of kind {kind!r} came about"
-            )
+            came = f"only {found} of {quota} rows of kind {kind!r} came about"
+            raise SharpenError(f"{file.path}: {came}")
     seeded("order", seed, file.path).shuffle(kept)
     name = file.path.removesuffix(".jsonl").replace("/", "-")
     return [replace(noun, id=f"{name}-{number:05d}") for number, noun in enumerate(kept, 1)]
@@ -163,10 +139,8 @@ def tool_rows(world: World) -> Iterator[Json]:
     places = split_categories(world.categories)
     for tool in world.tools():
         row: Json = card_row(world, tool) | {"split": places[tool.category]}
-        if places[tool.category] != "train":
-            row["examples"] = [
-                {k: v for k, v in e.items() if k != "request"} for e in row["examples"]
-            ]
+        for example in row["examples"] if row["split"] != "train" else ():
+            del example["request"]
         yield row
 
 
@@ -183,10 +157,9 @@ def build_data(
     refuse_foreign(out)
     home, guard = world or shipped_world(), Guard()
     total = sum(sum(file.quotas.values()) for file in files)
-    list(home.tools())  # read once, before workers copy this process
+    # the catalogue reads the whole world, before workers copy this process
     rows: dict[str, list[Json]] = {"agent_tools/tools.jsonl": list(tool_rows(home))}
-    with workers_of(1 if world else workers) as executor, progress("building", total) as advance:
-        run = runner(executor, home)
+    with workers_of(1 if world else workers, home) as run, progress("building", total) as advance:
         for file in files:
             nouns = fill_file(file, seed, guard, run, advance)
             rows[file.path] = [
@@ -194,27 +167,21 @@ def build_data(
             ]
     places = split_categories(home.categories)
     held_out = {s: [c for c in places if places[c] == s] for s in ("dev", "test")}
-    world_files = {name: sha256_file(path) for name, path in home.files.items()}
+    world_files = {name: records.sha256_file(path) for name, path in home.files.items()}
     return write_sets(out, rows, {"seed": seed, "held_out": held_out, "world": world_files})
 
 
 @contextmanager
-def workers_of(count: int | None) -> Iterator[Executor | None]:
-    """A pool of copies of this process, started before anything here starts threads; None where one
-    process has to do, as it must where processes cannot be copied."""
+def workers_of(count: int | None, world: World) -> Iterator[Run]:
+    """A pool of copies of this process, started before anything here starts threads; this process
+    alone where one has to do, as it must where processes cannot be copied."""
     count = count or min(4, os.cpu_count() or 1)
     if count == 1 or sys.platform != "linux":
-        yield None
+        yield lambda jobs: (draw(job, world) for job in jobs)
         return
     with ProcessPoolExecutor(count, multiprocessing.get_context("fork")) as executor:
         executor.submit(int).result()
-        yield executor
-
-
-def runner(executor: Executor | None, world: World) -> Run:
-    if executor is None:
-        return lambda jobs: (draw(job, world) for job in jobs)
-    return lambda jobs: executor.map(draw, jobs)
+        yield lambda jobs: executor.map(draw, jobs)
 
 
 def refuse_foreign(out: Path) -> None:
@@ -225,16 +192,19 @@ def refuse_foreign(out: Path) -> None:
 
 def write_sets(out: Path, rows: dict[str, list[Json]], origin: Json) -> Json:
     """Each set as a whole, then the manifest: what was built, from what, without a date."""
+    digests = {}
     for name in SETS:
-        with atomic_folder(out / name) as folder:
+        with records.atomic_folder(out / name) as folder:
             for path in (p for p in rows if p.startswith(f"{name}/")):
-                write_jsonl(folder / path.removeprefix(f"{name}/"), rows[path])
-    digests = {f"{n}/{path}": d for n in SETS for path, d in sha256_folder(out / n).items()}
-    counts = {path: len(found) for path, found in rows.items()}
-    manifest = {"sharpen": version("sharpen")} | origin | {"rows": counts, "files": digests}
-    write_json(out / "manifest.json", manifest)
+                records.write_jsonl(folder / path.removeprefix(f"{name}/"), rows[path])
+        files = records.sha256_folder(out / name).items()
+        digests |= {f"{name}/{path}": digest for path, digest in files}
+    manifest = {"sharpen": records.version("sharpen")} | origin
+    manifest |= {"rows": {path: len(found) for path, found in rows.items()}, "files": digests}
+    records.write_json(out / "manifest.json", manifest)
     return manifest
 
 
 def is_built(folder: Path) -> bool:
-    return (folder / "manifest.json").is_file() and "files" in read_json(folder / "manifest.json")
+    path = folder / "manifest.json"
+    return path.is_file() and "files" in records.read_json(path)

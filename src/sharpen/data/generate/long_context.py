@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sharpen.types import Dialog, Json, Message, Policy, Sampling, SharpenError, StopReason
+from sharpen.data.generate.reasoning import replies
+from sharpen.data.generate.splits import frames
+from sharpen.types import Json, Policy, SharpenError, StopReason
 from sharpen.world.fields import shared_pools
 from sharpen.world.state import seeded
 
 ODD_ONE = "One sentence above has nothing to do with the others. Which one is it?"
-FILLER = (
-    "{person} of {company} spent the morning in {city} with the {team} team.",
-    "A parcel from {city} reached {company} at {street} in good order.",
-    "In {country}, {person} spoke for an hour about the plans of {company}.",
-    "The {team} team moved to {street}, which {person} had wanted for years.",
-    "{company} opened a second office in {city} and put {person} in charge.",
-)
 
 
 class LongContextDataGenerator:
@@ -40,22 +35,16 @@ class LongContextDataGenerator:
                 f"a needle of {len(needle)} characters at {needle_position} does not fit into "
                 f"{context_length}: the position is between 0 and 1"
             )
-        room, sentences = context_length - len(needle) - 1, []
+        room, passed, before, after = context_length - len(needle) - 1, 0, [], []
         for sentence in self.sentences(needle):
-            if room < len(sentence) + 1:
+            if passed + len(sentence) + 1 > room:
                 break
-            sentences.append(sentence)
-            room -= len(sentence) + 1
-        target, at, passed = needle_position * context_length, 0, 0
-        while at < len(sentences) and passed + len(sentences[at]) / 2 < target:
-            passed += len(sentences[at]) + 1
-            at += 1
-        return {
-            "context": " ".join([*sentences[:at], needle, *sentences[at:]]),
-            "question": question,
-            "answer": needle if answer is None else answer,
-            "needle_position": needle_position,
-        }
+            early = passed + len(sentence) / 2 < needle_position * context_length
+            (before if early else after).append(sentence)
+            passed += len(sentence) + 1
+        row = {"context": " ".join([*before, needle, *after]), "question": question}
+        row["answer"] = needle if answer is None else answer
+        return row | {"needle_position": needle_position}
 
     def sentences(self, needle: str) -> Iterator[str]:
         rng, pools = seeded("haystack", self.seed, needle), shared_pools()
@@ -63,7 +52,8 @@ class LongContextDataGenerator:
             if self.filler:
                 yield rng.choice(self.filler)
             else:
-                yield rng.choice(FILLER).format(**{n: rng.choice(v) for n, v in pools.items()})
+                text = rng.choice(frames("haystack"))
+                yield text.format(**{name: rng.choice(pool) for name, pool in pools.items()})
 
     def generate_multi_doc_qa(
         self,
@@ -73,16 +63,12 @@ class LongContextDataGenerator:
         answer: str | None = None,
     ) -> Json:
         """All documents under numbered headings; indices count from 0."""
-        wrong = [i for i in relevant_doc_indices if not 0 <= i < len(documents)]
-        if wrong:
-            raise SharpenError(f"there is no document {wrong[0]}: {len(documents)} were given")
+        for index in relevant_doc_indices:
+            if not 0 <= index < len(documents):
+                raise SharpenError(f"there is no document {index}: {len(documents)} were given")
         parts = [f"=== Document {i} ===\n{text}" for i, text in enumerate(documents, 1)]
-        row: Json = {
-            "context": "\n\n".join(parts),
-            "question": question,
-            "relevant_docs": list(relevant_doc_indices),
-            "n_documents": len(documents),
-        }
+        row: Json = {"context": "\n\n".join(parts), "question": question}
+        row |= {"relevant_docs": list(relevant_doc_indices), "n_documents": len(documents)}
         return row if answer is None else row | {"answer": answer}
 
     def generate_long_form_completion(self, prompt: str, target_length: int) -> Json:
@@ -92,15 +78,9 @@ class LongContextDataGenerator:
                 "long-form data is written by a policy: LongContextDataGenerator(policy)"
             )
         asked = f"{prompt}\n\nWrite about {target_length} characters."
-        sampling = Sampling(max(16, target_length // 3), 0.7, seed=self.seed)
-        turn = self.policy.respond([Dialog((Message("user", asked),))], sampling)[0]
-        text = turn.message.content
+        turn = replies(self.policy, [asked], max(16, target_length // 3), 0.7, self.seed)[0]
+        text, complete = turn.message.content, turn.stop == StopReason.ANSWERED
         if not text:
             raise SharpenError(f"the policy wrote nothing for {prompt[:60]!r} ({turn.stop})")
-        return {
-            "prompt": prompt,
-            "completion": text,
-            "target_length": target_length,
-            "length": len(text),
-            "complete": turn.stop == StopReason.ANSWERED,
-        }
+        row: Json = {"prompt": prompt, "completion": text, "target_length": target_length}
+        return row | {"length": len(text), "complete": complete}

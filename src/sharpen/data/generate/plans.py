@@ -14,28 +14,18 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, permutations
 from typing import Any
 
+from sharpen.data.generate.scene import Fruitless, Scene, using
 from sharpen.data.generate.splits import Shelf
 from sharpen.types import Json, SharpenError, ToolCall
 from sharpen.world.domain import Tool
 from sharpen.world.episode import Episode, World, outcome_of
-from sharpen.world.phrases import fill, go, slots
+from sharpen.world.phrases import fill, go
 
-Shape = tuple[tuple[int, ...], ...]  # for each step, the steps it takes something from
-CHAIN: Shape = ((), (0,))
-LONG: Shape = ((), (0,), (1,))
-JOIN: Shape = ((), (), (0, 1))
-FORK: Shape = ((), (0,), (0,))
-PAIR: Shape = ((), ())
-TRIPLE: Shape = ((), (), ())
-EASY: tuple[Shape, ...] = (CHAIN, CHAIN, PAIR)
-MEDIUM: tuple[Shape, ...] = (LONG, JOIN, FORK, ((), (0,), ()), TRIPLE)
-HARD: tuple[Shape, ...] = (
-    ((), (0,), (), (2,)),
-    ((), (), (0, 1), (2,)),
-    ((), (0,), (1,), ()),
-    ((), (0,), (0,), ()),
-    ((), (0,), (1,), (), (3,)),
-)
+# A shape says for each step which steps it takes something from; `-` is from none.
+CHAIN, LONG, PAIR, TRIPLE = "- 0", "- 0 1", "- -", "- - -"
+EASY = (CHAIN, CHAIN, PAIR)
+MEDIUM = (LONG, "- - 01", "- 0 0", "- 0 -", TRIPLE)
+HARD = ("- 0 - 2", "- - 01 2", "- 0 1 -", "- 0 0 -", "- 0 1 - 3")
 TOOLS_TRIED, CALLS_TRIED, ORDERS_TRIED = 14, 4, 24
 DETAILS = ("get", "lookup")  # they answer with one row, whose own references can be spoken of
 POINTING = re.compile(r"\b(them|those|these|it|its|which)\b")
@@ -53,6 +43,14 @@ class Handle:
     phrase: str
     noun: str
 
+    def spoken(self, at: int, steps: Sequence[Step]) -> str:
+        """How step `at` names it: what points back, or might be a later step's, needs a number."""
+        between = [e for step in steps[self.step + 1 : at] for e in step.tool.yields.values()]
+        far = at > self.step + 1 and POINTING.search(self.phrase)
+        if far or self.entity in between:
+            return f"the {self.noun} of the {ORDINAL[self.step]} step"
+        return self.phrase
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -65,49 +63,45 @@ class Step:
         return fill(rng.choice(self.tool.operation.say), self.result, self.call.arguments)
 
 
-def goals(steps: Sequence[Step]) -> list[str]:
-    """What is wanted, step by step, as verb phrases in which linked values are only pointed at."""
-    found = []
+def find_steps(scene: Scene, shapes: Sequence[str], tries: int, writes: bool = False) -> list[Step]:
+    """Steps of one of the shapes; `writes` asks for one that changes something."""
+    for _ in range(tries):
+        steps = grow(scene, scene.rng.choice(shapes))
+        if steps and not (writes and all(step.tool.read_only for step in steps)):
+            return steps
+    raise Fruitless
+
+
+def ask_for(scene: Scene, steps: Sequence[Step], frame: str = "") -> None:
+    """The user wants the steps, as verb phrases in which linked values are only pointed at."""
+    goals = []
     for at, step in enumerate(steps):
         text = step.tool.operation.goal
         for name, handle in step.links.items():
-            text = text.replace(f"{{{name}}}", spoken(handle, at, steps))
-        found.append(fill(text, step.call.arguments))
-    return found
+            text = text.replace(f"{{{name}}}", handle.spoken(at, steps))
+        goals.append(fill(text, step.call.arguments))
+    frame = frame or ("chain" if any(step.links for step in steps) else "both")
+    opening, between, last, end = scene.frame(frame)
+    scene.user(opening + between.join(goals[:-1]) + last + goals[-1] + end)
 
 
-def spoken(handle: Handle, at: int, steps: Sequence[Step]) -> str:
-    """How step `at` names it: what points back, or might be a later step's, needs the number."""
-    between = [e for step in steps[handle.step + 1 : at] for e in step.tool.yields.values()]
-    far = at > handle.step + 1 and POINTING.search(handle.phrase)
-    if far or handle.entity in between:
-        return f"the {handle.noun} of the {ORDINAL[handle.step]} step"
-    return handle.phrase
-
-
-def using(tool: Tool, phrase: str) -> list[str]:
-    """The parameters that a phrase speaks of."""
-    return [name for name in slots(phrase) if name in tool.params]
-
-
-def grow(
-    episode: Episode, shelf: Shelf, category: str, rng: random.Random, shape: Shape
-) -> list[Step]:
+def grow(scene: Scene, shape: str) -> list[Step]:
     """Steps of this shape that work one after the other from the episode's present state, or
     nothing. The episode itself is not changed."""
-    scratch, steps = episode.fork(), list[Step]()
-    tools = list(shelf.world.domain(category).tools.values())
-    for at, parents in enumerate(shape):
-        gives = any(at in later for later in shape[at + 1 :])
+    scratch, steps = scene.episode.fork(), list[Step]()
+    parents = [[int(digit) for digit in step if digit != "-"] for step in shape.split()]
+    for at, mine in enumerate(parents):
+        gives = any(at in later for later in parents[at + 1 :])
         used = {step.tool.name for step in steps}
-        pool = [t for t in tools if t.name not in used and (not gives or speaks_of_keys(t))]
-        handles = [handles_of(shelf, steps[p], p) for p in parents]
-        step = next_step(scratch, pool, rng, handles)
-        if step is None or (gives and not handles_of(shelf, step, at)):
+        free = [t for t in scene.tools.values() if t.name not in used]
+        pool = [t for t in free if not gives or speaks_of_keys(t)]
+        handles = [handles_of(scene.shelf, steps[p], p) for p in mine]
+        step = next_step(scratch, pool, scene.rng, handles)
+        if step is None or (gives and not handles_of(scene.shelf, step, at)):
             return []
         scratch.call(step.call)
         steps.append(step)
-    return steps if in_any_order(episode, steps) else []
+    return steps if in_any_order(scene.episode, steps) else []
 
 
 def next_step(
@@ -117,7 +111,7 @@ def next_step(
         links = match(tool, handles, rng)
         if links is None:
             continue
-        for _ in range(CALLS_TRIED):
+        for _ in range(CALLS_TRIED if links else 1):
             call = episode.sample(tool, rng, using(tool, tool.operation.goal))
             if call is None:
                 break
@@ -126,23 +120,17 @@ def next_step(
             result = episode.fork().call(call)
             if outcome_of(result) == "ok":
                 return Step(tool, call, result, links)
-            if not given:
-                break
     return None
 
 
 def match(tool: Tool, handles: list[list[Handle]], rng: random.Random) -> dict[str, Handle] | None:
     """One parameter for one handle of every parent, or None."""
     links: dict[str, Handle] = {}
-    spoken = using(tool, tool.operation.goal)
+    named = using(tool, tool.operation.goal)
+    takes = {n: e for n, e in tool.takes.items() if n in named and not tool.params[n].many}
     for offered in handles:
-        fits = [
-            (name, handle)
-            for name, entity in tool.takes.items()
-            for handle in offered
-            if entity == handle.entity and name in spoken and name not in links
-            if not tool.params[name].many
-        ]
+        free = [(name, entity) for name, entity in takes.items() if name not in links]
+        fits = [(name, h) for name, entity in free for h in offered if entity == h.entity]
         if not fits:
             return None
         name, handle = rng.choice(fits)
@@ -152,7 +140,8 @@ def match(tool: Tool, handles: list[list[Handle]], rng: random.Random) -> dict[s
 
 def handles_of(shelf: Shelf, step: Step, at: int) -> list[Handle]:
     """The keys in a step's answer that were not among what it was given."""
-    own = getattr(step.tool.operation, "into", "") or step.tool.operation.entity
+    operation = step.tool.operation
+    own = getattr(operation, "into", "") or operation.entity
     found = []
     for pattern, entity in step.tool.yields.items():
         path = pattern.replace("[]", ".0")
@@ -160,13 +149,13 @@ def handles_of(shelf: Shelf, step: Step, at: int) -> list[Handle]:
         if not isinstance(key, str) or key in step.call.arguments.values():
             continue
         known, last = shelf.entity(step.tool, entity), pattern.removesuffix("[]").split(".")[-1]
-        if entity == own and last == known.key and step.tool.operation.pick:
-            phrase = step.tool.operation.pick
-        elif step.tool.operation.op in DETAILS and last.endswith("_id") and entity != own:
+        phrase = ""
+        if entity == own and last == known.key:
+            phrase = operation.pick
+        elif operation.op in DETAILS and last.endswith("_id") and entity != own:
             phrase = f"its {last.removesuffix('_id').replace('_', ' ')}"
-        else:
-            continue
-        found.append(Handle(at, path, key, entity, phrase, known.noun))
+        if phrase:
+            found.append(Handle(at, path, key, entity, phrase, known.noun))
     return found
 
 
@@ -188,22 +177,21 @@ def edges(steps: Sequence[Step]) -> list[tuple[int, int]]:
     return sorted({(h.step, at) for at, step in enumerate(steps) for h in step.links.values()})
 
 
-def orders(count: int, before: list[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
+def orders(steps: Sequence[Step]) -> Iterator[tuple[int, ...]]:
     """Every order of the steps that respects the dependencies."""
-    for order in permutations(range(count)):
-        place = {step: at for at, step in enumerate(order)}
-        if all(place[a] < place[b] for a, b in before):
+    before = edges(steps)
+    for order in permutations(range(len(steps))):
+        if all(order.index(a) < order.index(b) for a, b in before):
             yield order
 
 
 def in_any_order(episode: Episode, steps: list[Step]) -> bool:
     """Does every order that respects the dependencies give the same answers and the same end?"""
     ends = []
-    for order in islice(orders(len(steps), edges(steps)), ORDERS_TRIED):
+    for order in islice(orders(steps), ORDERS_TRIED):
         run = episode.fork()
-        for at in order:
-            if run.call(steps[at].call) != steps[at].result:
-                return False
+        if any(run.call(steps[at].call) != steps[at].result for at in order):
+            return False
         ends.append(run.changes())
     return all(end == ends[0] for end in ends)
 
@@ -215,12 +203,15 @@ def plan_to_gold(steps: Sequence[Step]) -> Json:
     """`{"steps": [{"id", "tool", "arguments"}], "edges": [[a, b]]}`; an argument that an earlier
     step gives is `{"$from": "s1.flights.0.flight_id"}`."""
     written = []
-    for at, step in enumerate(steps):
+    for at, step in enumerate(steps, 1):
         linked = {n: {"$from": f"s{h.step + 1}.{h.path}"} for n, h in step.links.items()}
-        written.append(
-            {"id": f"s{at + 1}", "tool": step.tool.name, "arguments": step.call.arguments | linked}
-        )
+        arguments = step.call.arguments | linked
+        written.append({"id": f"s{at}", "tool": step.tool.name, "arguments": arguments})
     return {"steps": written, "edges": [[f"s{a + 1}", f"s{b + 1}"] for a, b in edges(steps)]}
+
+
+def gold_calls(calls: Sequence[ToolCall]) -> Json:
+    return {"calls": [{"name": call.name, "arguments": call.arguments} for call in calls]}
 
 
 def run_plan(episode: Episode, gold: Json, where: str) -> list[ToolCall]:
@@ -228,10 +219,8 @@ def run_plan(episode: Episode, gold: Json, where: str) -> list[ToolCall]:
     results: dict[str, Json] = {}
     calls = []
     for step in gold["steps"]:
-        arguments = {
-            name: resolve(value, results, where) for name, value in step["arguments"].items()
-        }
-        calls.append(ToolCall(step["tool"], arguments))
+        given = {n: resolve(value, results, where) for n, value in step["arguments"].items()}
+        calls.append(ToolCall(step["tool"], given))
         results[step["id"]] = episode.call(calls[-1])
         if outcome_of(results[step["id"]]) != "ok":
             raise SharpenError(f"{where}: step {step['id']} fails: {results[step['id']]}")
@@ -262,6 +251,6 @@ def verify_gold(world: World, gold: Json, where: str) -> None:
         raise SharpenError(f"{where}: the gold calls do not reach the recorded end state")
     if "steps" in gold:
         again = world.episode(gold["categories"], gold["seed"], gold["family"])
-        made = [{"name": c.name, "arguments": c.arguments} for c in run_plan(again, gold, where)]
-        if made != gold["calls"] or not again.same(episode):
+        made = gold_calls(run_plan(again, gold, where))
+        if made["calls"] != gold["calls"] or not again.same(episode):
             raise SharpenError(f"{where}: the gold plan does not reach the recorded end state")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sharpen.types import Dialog, Json, Message, Policy, Sampling, SharpenError, StopReason
+from sharpen.types import Dialog, Json, Message, Policy, Sampling, SharpenError, StopReason, Turn
 
 Verifier = Callable[[str, str], bool]  # (response, right answer) → is it right?
 PROMPT = (
@@ -20,6 +20,13 @@ APPROACHES = (
 )
 
 
+def replies(
+    policy: Policy, prompts: Sequence[str], max_tokens: int, temperature: float, seed: int
+) -> list[Turn]:
+    dialogs = [Dialog((Message("user", prompt),)) for prompt in prompts]
+    return policy.respond(dialogs, Sampling(max_tokens, temperature, seed=seed))
+
+
 class ReasoningDataGenerator:
     """`policy` solves, `verify` decides; a local model, a server or a script will do."""
 
@@ -31,11 +38,11 @@ class ReasoningDataGenerator:
         """`{"question", "reasoning", "answer"}` for every question that was solved."""
         if len(questions) != len(answers):
             raise SharpenError(f"{len(questions)} questions, but {len(answers)} answers")
-        texts = self.respond([PROMPT.format(question=q) for q in questions], temperature=0.3)
+        texts = self.solve([PROMPT.format(question=q) for q in questions], answers, 0.3)
         return [
             {"question": question, "reasoning": text, "answer": answer}
-            for question, answer, text in zip(questions, answers, texts, strict=True)
-            if text and self.verify(text, answer)
+            for question, text, answer in zip(questions, texts, answers, strict=True)
+            if text
         ]
 
     def generate_diverse_solutions(
@@ -44,12 +51,13 @@ class ReasoningDataGenerator:
         """Different right solutions, one try for each approach."""
         asked = [APPROACHES[i % len(APPROACHES)] for i in range(n_solutions)]
         prompts = [f"{PROMPT.format(question=question)}\n{approach}" for approach in asked]
-        texts = self.respond(prompts, temperature=0.7)
-        return list(dict.fromkeys(text for text in texts if text and self.verify(text, answer)))
+        texts = self.solve(prompts, [answer] * n_solutions, 0.7)
+        return list(dict.fromkeys(text for text in texts if text))
 
-    def respond(self, prompts: Sequence[str], temperature: float) -> list[str]:
-        """Answers in order; empty where the policy did not come to an end."""
-        dialogs = [Dialog((Message("user", prompt),)) for prompt in prompts]
-        sampling = Sampling(self.max_tokens, temperature, seed=self.seed)
-        turns = self.policy.respond(dialogs, sampling)
-        return [t.message.content if t.stop == StopReason.ANSWERED else "" for t in turns]
+    def solve(self, prompts: list[str], answers: Sequence[str], temperature: float) -> list[str]:
+        """Solutions in order; empty where one is wrong or did not come to an end."""
+        turns, found = replies(self.policy, prompts, self.max_tokens, temperature, self.seed), []
+        for turn, answer in zip(turns, answers, strict=True):
+            text = turn.message.content if turn.stop == StopReason.ANSWERED else ""
+            found.append(text if text and self.verify(text, answer) else "")
+        return found

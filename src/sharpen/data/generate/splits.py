@@ -9,11 +9,10 @@ import math
 import random
 from collections.abc import Sequence
 from functools import cache, cached_property
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
-import yaml
-
+from sharpen.config import read_yaml
 from sharpen.data.check import calls_of
 from sharpen.data.overlap import GRAM, MAX_OVERLAP, STOP, WORD, leaves, mask, said_by_user
 from sharpen.types import Dialog, SharpenError, Task
@@ -23,6 +22,7 @@ from sharpen.world.fields import Family
 from sharpen.world.state import Entity, seeded
 
 HELD_OUT: dict[Family, float] = {"test": 0.10, "dev": 0.06}
+Tools = Sequence[Tool]
 SIMILAR = 2  # distractors are drawn from this many times as many nearest tools
 
 
@@ -39,9 +39,9 @@ def split_categories(categories: Sequence[str]) -> dict[str, Family]:
 
 
 @cache
-def frames(split: Family) -> dict[str, list[Any]]:
-    text = resources.files("sharpen.data.generate").joinpath("frames.yaml").read_text("utf-8")
-    return yaml.safe_load(text)[split]
+def frames(part: str) -> Any:
+    """What `frames.yaml` says for a split, or under another of its headings."""
+    return read_yaml(Path(__file__).parent / "frames.yaml")[part]
 
 
 class Shelf:
@@ -51,12 +51,9 @@ class Shelf:
         self.world = world
         self.split: Family = split
         places = split_categories(world.categories)
-        self.categories = [name for name in world.categories if places[name] == split]
-        self.tools = [
-            tool for name in self.categories for tool in world.domain(name).tools.values()
-        ]
+        self.tools = list(world.tools([name for name in places if places[name] == split]))
         seeded("shelf", seed, split).shuffle(self.tools)
-        self.frames = frames(split)
+        self.frames: dict[str, list[Any]] = frames(split)
 
     @cached_property
     def writing(self) -> list[Tool]:
@@ -76,26 +73,18 @@ class Shelf:
         return self.world.domain(tool.category).entities[name]
 
     def candidates(
-        self,
-        needed: Sequence[Tool],
-        count: int,
-        rng: random.Random,
-        barred: Sequence[Tool] = (),
-        same: float = 1.0,
+        self, needed: Tools, count: int, rng: random.Random, barred: Tools = (), same: float = 1.0
     ) -> list[Tool]:
         """The needed tools among distractors: the nearest of their category for a share of `same`,
         the rest from the split's other categories. `barred` tools stay out."""
-        out = {tool.name for tool in (*needed, *barred)}
-        first = needed[0] if needed else barred[0]
-        near = [t for t in self.siblings(first) if t.name not in out]
+        first, out = needed[0] if needed else barred[0], {*needed, *barred}
+        near = [t for t in self.siblings(first) if t not in out]
         near.sort(key=lambda t: (-likeness(first, t), rng.random()))
         wanted = max(0, count - len(needed))
         close = min(len(near), math.ceil(wanted * same))
-        chosen = rng.sample(near[: close * SIMILAR], close)
-        names = {t.name for t in chosen} | out
-        far = [t for t in self.tools if t.category != first.category and t.name not in names]
-        chosen += rng.sample(far, min(len(far), wanted - close))
-        shown = [*needed, *chosen]
+        far = [t for t in self.tools if t.category != first.category and t not in out]
+        shown = [*needed, *rng.sample(near[: close * SIMILAR], close)]
+        shown += rng.sample(far, min(len(far), wanted - close))
         rng.shuffle(shown)
         return shown
 
@@ -114,10 +103,8 @@ def look_alikes(shelf: Shelf, tool: Tool) -> list[Tool]:
 
 
 def touches(tool: Tool) -> set[str]:
-    into = getattr(tool.operation, "into", "")
-    return {
-        e for e in (tool.operation.entity, into, *tool.takes.values(), *tool.yields.values()) if e
-    }
+    own = tool.operation.entity, getattr(tool.operation, "into", "")
+    return {*own, *tool.takes.values(), *tool.yields.values()} - {""}
 
 
 class Guard:
@@ -125,56 +112,44 @@ class Guard:
     two splits; within one file, no request may stand twice, values masked."""
 
     def __init__(self) -> None:
-        self.texts: dict[str, str] = {}  # instruction → split
-        self.grams: dict[str, str] = {}
-        self.masked: set[tuple[str, str]] = set()
-        self.words: dict[str, list[frozenset[str]]] = {}
-        self.known: dict[str, set[frozenset[str]]] = {}
-        self.rows_with: dict[str, dict[str, list[int]]] = {}
+        self.said: dict[str, str] = {}  # instruction or 13 words → split
+        self.asked: set[tuple[str, str]] = set()  # file and instruction, as it is and masked
+        self.rows_with: dict[str, dict[str, set[frozenset[str]]]] = {}  # split → word → rows
 
     def admit(self, noun: Dialog | Task, split: Family, file: str, fresh: bool = True) -> bool:
         """Whether the row may stand in `file`; `fresh` asks for a request unlike the others with
         values masked, not only word for word."""
         said = said_by_user(noun)
-        hidden = mask(said[0], leaves([call.arguments for call in calls_of(noun)])).lower()
-        shape = " ".join(WORD.findall(hidden))
-        text = " ".join(WORD.findall(said[0].lower()))
-        grams = [gram for one in said for gram in grams_of(one)]
-        content = frozenset(w for w in WORD.findall(hidden) if w not in STOP and w != "value")
-        own = self.texts.get(text)
-        if (own is not None and own != split) or (file, shape if fresh else text) in self.masked:
+        hidden = mask(said[0], leaves([call.arguments for call in calls_of(noun)]))
+        words = WORD.findall(hidden.lower())
+        shape, text = " ".join(words), " ".join(WORD.findall(said[0].lower()))
+        content = frozenset(w for w in words if w not in STOP and w != "value")
+        runs = [text, *(gram for one in said for gram in grams_of(one))]
+        if not content or (file, shape if fresh else text) in self.asked:
             return False
-        if any(self.grams.get(gram, split) != split for gram in grams) or not content:
+        if any(self.said.get(run, split) != split for run in runs):
             return False
-        if any(self.near(content, other) for other in self.words if other != split):
+        if any(self.near(content, other) for other in self.rows_with if other != split):
             return False
-        self.texts[text] = split
-        self.masked |= {(file, shape), (file, text)}
-        self.grams |= dict.fromkeys(grams, split)
-        self.remember(content, split)
+        self.said |= dict.fromkeys(runs, split)
+        self.asked |= {(file, shape), (file, text)}
+        index = self.rows_with.setdefault(split, {})
+        for word in content:
+            index.setdefault(word, set()).add(content)
         return True
 
     def near(self, content: frozenset[str], split: str) -> bool:
         """Is there a row of `split` with more than the allowed share of words in common? It must
         have one of the few rarest of them."""
-        index, rows = self.rows_with[split], self.words[split]
+        index = self.rows_with[split]
         needed = math.floor(MAX_OVERLAP * len(content)) + 1
-        rarest = sorted(content, key=lambda word: (len(index.get(word, ())), word))
+        rarest = sorted(content, key=lambda word: len(index.get(word, ())))
         for word in rarest[: len(content) - needed + 1]:
-            for number in index.get(word, ()):
-                common = len(content & rows[number])
-                if common > MAX_OVERLAP * (len(content) + len(rows[number]) - common):
+            for row in index.get(word, ()):
+                common = len(content & row)
+                if common > MAX_OVERLAP * (len(content) + len(row) - common):
                     return True
         return False
-
-    def remember(self, content: frozenset[str], split: str) -> None:
-        rows, index = self.words.setdefault(split, []), self.rows_with.setdefault(split, {})
-        if content in (known := self.known.setdefault(split, set())):
-            return
-        known.add(content)
-        for word in content:
-            index.setdefault(word, []).append(len(rows))
-        rows.append(content)
 
 
 def grams_of(text: str) -> list[str]:

@@ -1,0 +1,104 @@
+"""One row while it is being played: a user asks for a tool of the world, calls are really made.
+Dialogs and tasks are both made from scenes.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sharpen.calls import compact_json
+from sharpen.data.generate.splits import Shelf
+from sharpen.types import Json, Message, ToolCall
+from sharpen.world.domain import Tool
+from sharpen.world.episode import FAULTS, Episode
+from sharpen.world.fields import sentence
+from sharpen.world.phrases import fill, slots
+
+RETRY = {
+    "timeout": "The service did not answer, so I try again.",
+    "rate_limit": "The service is busy, so I try once more.",
+}
+
+
+class Fruitless(Exception):
+    """A draw that leads nowhere; the next one may."""
+
+
+@dataclass(slots=True)
+class Scene:
+    shelf: Shelf
+    episode: Episode
+    rng: random.Random
+    tool: Tool  # what is being asked for
+    text: str  # and in which words
+    level: int = 0  # of a task: 0 is easy, 2 is hard
+    messages: list[Message] = field(default_factory=list)
+    used: dict[str, Tool] = field(default_factory=dict)
+    barred: list[Tool] = field(default_factory=list)
+    gold: Json = field(default_factory=dict)
+    quiet: bool = False  # nothing is called from first to last
+    last: tuple[Tool, Json] | None = None
+
+    @property
+    def tools(self) -> dict[str, Tool]:
+        return self.shelf.world.domain(self.tool.category).tools
+
+    def user(self, text: str) -> None:
+        self.messages.append(Message("user", sentence(text)))
+
+    def say(self, text: str) -> None:
+        self.messages.append(Message("assistant", sentence(text)))
+
+    def frame(self, kind: str) -> Any:
+        return self.rng.choice(self.shelf.frames[kind])
+
+    def sample(self, phrase: str, outcome: str = "ok") -> ToolCall:
+        """A call of the tool with what the phrase speaks of, that has this outcome."""
+        call = self.episode.sample(self.tool, self.rng, using(self.tool, phrase), outcome)
+        if call is None:
+            raise Fruitless
+        return call
+
+    def request(self, phrase: str, outcome: str = "ok") -> ToolCall:
+        """The user asks for such a call."""
+        call = self.sample(phrase, outcome)
+        self.user(fill(phrase, call.arguments))
+        return call
+
+    def perform(self, *calls: ToolCall, content: str = "") -> list[Json]:
+        """Make calls, all at once, and make those again that a fault hit; the last answers."""
+        results: dict[int, Json] = {}
+        waiting = dict(enumerate(calls))
+        while waiting:
+            number = sum(len(m.tool_calls) for m in self.messages)
+            made = [replace(c, id=f"call_{number + i}") for i, c in enumerate(waiting.values(), 1)]
+            self.messages.append(Message("assistant", content, tuple(made)))
+            for index, call in zip(waiting, made, strict=True):
+                results[index] = self.episode.call(call)
+                self.used[call.name] = self.tools[call.name]
+                text = compact_json(results[index])
+                self.messages.append(Message("tool", text, name=call.name, tool_call_id=call.id))
+            waiting = {i: c for i, c in waiting.items() if results[i].get("error") in FAULTS}
+            content = RETRY[results[next(iter(waiting))]["error"]] if waiting else ""
+        return [results[index] for index in range(len(calls))]
+
+    def serve(self, call: ToolCall) -> None:
+        """Call the tool and answer."""
+        result = self.perform(call)[0]
+        self.last = self.tool, result
+        self.say(fill(self.rng.choice(self.tool.operation.say), result, call.arguments))
+
+
+def using(tool: Tool, phrase: str) -> list[str]:
+    """The parameters that a phrase speaks of."""
+    return [name for name in slots(phrase) if name in tool.params]
+
+
+def lacking(tool: Tool, phrase: str) -> list[str]:
+    """What the tool requires and a phrase leaves out; nothing at all is fruitless."""
+    found = [name for name in tool.required if name not in slots(phrase)]
+    if not found:
+        raise Fruitless
+    return found
