@@ -20,14 +20,6 @@ from sharpen.tools import check_call, schema_problem
 from sharpen.types import Dialog, Json, Message, Preference, RowError, Task, ToolCall, ToolSpec
 
 REFERENCE = re.compile(r"\$.+\$|API_call_\d+")  # an argument that stands for an earlier result
-READERS = {  # a field → how a row that has it is read
-    "messages": dialog_from_row,
-    "chosen": preference_from_row,
-    "rejected": preference_from_row,
-    "instruction": task_from_row,
-    "function": tool_from_wire,
-    "parameters": tool_from_wire,
-}
 
 
 @dataclass(slots=True)
@@ -42,16 +34,20 @@ class CheckReport:
 
 def noun_of(record: Record) -> Dialog | Preference | Task | ToolSpec:
     """What a row is, or a RowError."""
+    row, where = record.value, record.where
     if record.problem:
-        raise RowError(record.where, record.problem)
-    if not isinstance(record.value, dict):
-        kind = type(record.value).__name__
-        raise RowError(record.where, f"expected an object, found {kind}")
-    for key, read in READERS.items():
-        if key in record.value:
-            return read(record.value, record.where)
-    reason = "neither messages, chosen and rejected, instruction, nor a function"
-    raise RowError(record.where, reason)
+        raise RowError(where, record.problem)
+    if not isinstance(row, dict):
+        raise RowError(where, f"expected an object, found {type(row).__name__}")
+    if "messages" in row:
+        return dialog_from_row(row, where)
+    if "chosen" in row or "rejected" in row:
+        return preference_from_row(row, where)
+    if "instruction" in row:
+        return task_from_row(row, where)
+    if "function" in row or "parameters" in row:
+        return tool_from_wire(row, where)
+    raise RowError(where, "neither messages, chosen and rejected, instruction, nor a function")
 
 
 def check_rows(path: Path, report: CheckReport) -> Iterator[tuple[Record, list[str]]]:

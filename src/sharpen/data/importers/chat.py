@@ -74,6 +74,16 @@ def content_of(value: Any) -> tuple[str, list[ToolCall]]:
     return text, calls
 
 
+def fields(row: Json, *known: str) -> Json:
+    """What any chat row may have: tools, an id, and as metadata whatever has no other place."""
+    metadata = rest(row, "tools", "functions", "id", "metadata", *known)
+    return {
+        "tools": tools_from(row.get("tools") or row.get("functions")),
+        "id": str(row.get("id") or ""),
+        "metadata": (row.get("metadata") or {}) | metadata,
+    }
+
+
 def is_openai(row: Json) -> bool:
     other = {"label", "chosen_response", "Annotator Metadata"}
     return "role" in row["messages"][0] and not other & set(row)
@@ -81,35 +91,23 @@ def is_openai(row: Json) -> bool:
 
 @importer(is_openai)
 def openai(row: Json, where: str, side: None) -> Dialog:
-    return Dialog(
-        messages(row["messages"]),
-        tools_from(row.get("tools") or row.get("functions")),
-        id=str(row.get("id") or ""),
-        task_type=row.get("task_type") or "",
-        metadata=(row.get("metadata") or {})
-        | rest(row, "messages", "tools", "functions", "id", "task_type", "metadata"),
-    )
+    common, kind = fields(row, "messages", "task_type"), row.get("task_type") or ""
+    return Dialog(messages(row["messages"]), task_type=kind, **common)
 
 
-def is_sharegpt(row: Json) -> bool:
-    return "value" in row["conversations"][0] and not is_hermes(row)
-
-
-@importer(is_sharegpt)
+@importer(lambda row: "value" in row["conversations"][0] and not is_hermes(row))
 def sharegpt(row: Json, where: str, side: None) -> Noun:
     turns = row["conversations"]
-    if bad := [
-        turn for turn in turns if not isinstance(turn.get("value", turn.get("content")), str)
-    ]:
-        raise RowError(where, f"turn of {bad[0].get('from')!r} without text")
-    said = [Message("system", row["system"])] if row.get("system") else []
-    prompt, tools = joined((*said, *map(message, turns))), tools_from(row.get("tools"))
-    metadata = rest(row, "conversations", "tools", "system", "chosen", "rejected", "id")
-    fields: Json = {"tools": tools, "id": str(row.get("id") or ""), "metadata": metadata}
+    for turn in turns:
+        if not isinstance(turn.get("value", turn.get("content")), str):
+            raise RowError(where, f"turn of {turn.get('from')!r} without text")
+    first = [Message("system", row["system"])] if row.get("system") else []
+    prompt = joined((*first, *map(message, turns)))
+    common = fields(row, "conversations", "system", "chosen", "rejected")
     if "chosen" in row:
         chosen, rejected = ((message(row[key]),) for key in ("chosen", "rejected"))
-        return Preference(prompt, chosen, rejected, **fields)
-    return Dialog(prompt, **fields)
+        return Preference(prompt, chosen, rejected, **common)
+    return Dialog(prompt, **common)
 
 
 def is_alpaca(row: Json) -> bool:
@@ -127,8 +125,8 @@ def alpaca(row: Json, where: str, side: None) -> Noun:
     known = ("instruction", "input", "output", "system", "history", "chosen", "rejected")
     if "chosen" in row:
         chosen, rejected = ((Message("assistant", row[key]),) for key in ("chosen", "rejected"))
-        return Preference(tuple(prompt), chosen, rejected, metadata=rest(row, *known))
-    return Dialog((*prompt, Message("assistant", row["output"])), metadata=rest(row, *known))
+        return Preference(tuple(prompt), chosen, rejected, **fields(row, *known))
+    return Dialog((*prompt, Message("assistant", row["output"])), **fields(row, *known))
 
 
 def is_hermes(row: Json) -> bool:
@@ -139,7 +137,8 @@ def is_hermes(row: Json) -> bool:
 @importer(is_hermes)
 def hermes(row: Json, where: str, side: None) -> Dialog:
     """Tools, calls and results are text between tags."""
-    tools, said = tools_from(row.get("tools")), []
+    common = fields(row, "conversations", "messages")
+    tools, said = common["tools"], []
     pending: list[ToolCall] = []
     for turn in row.get("conversations") or row["messages"]:
         role: Any = ROLES.get(turn.get("from") or turn.get("role"))
@@ -157,8 +156,8 @@ def hermes(row: Json, where: str, side: None) -> Dialog:
         else:
             tools = tools or (hermes_tools(text) if role == "system" else ())
             said.append(Message(role, text))
-    metadata = rest(row, "conversations", "messages", "tools", "id")
-    return Dialog(tuple(said), tools, id=str(row.get("id") or ""), metadata=metadata)
+    common["tools"] = tools
+    return Dialog(tuple(said), **common)
 
 
 def hermes_tools(text: str) -> tuple[ToolSpec, ...]:

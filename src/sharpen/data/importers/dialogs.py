@@ -18,11 +18,8 @@ from sharpen.types import Dialog, Json, Message, RowError, ToolCall, ToolSpec
 
 SIGNATURE = re.compile(r"(\w+): (\w+)")
 COMPARISON = re.compile(r"api\.(\w+)\((.*)\)$", re.S)
-OPERATOR = {
-    "type": "object",
-    "properties": {"op": {"type": "string"}, "value": {}},
-    "required": ["op", "value"],
-}
+OPERATOR = {"type": "object", "properties": {"op": {"type": "string"}, "value": {}}}
+OPERATOR |= {"required": ["op", "value"]}
 
 
 def apibank_files(path: Path) -> Iterator[Record]:
@@ -35,13 +32,10 @@ def apibank_files(path: Path) -> Iterator[Record]:
         if not first.problem and not has("role")(first.value):
             yield Record(first.where, problem="not a turn of an API-Bank dialog")
             continue
-        records = [first, *found]
-        if bad := next((r for r in records if r.problem), None):
-            line = bad.where.removeprefix(f"{file}:")
-            problem = f"line {line}: {bad.problem}" if line else bad.problem
-            yield Record(f"{file}:1", None, file.read_bytes(), problem)
-        else:
-            yield Record(f"{file}:1", [r.value for r in records])
+        turns = [first, *found]
+        problem = next((f"{r.where} {r.problem}".strip() for r in turns if r.problem), "")
+        raw = file.read_bytes() if problem else b""
+        yield Record(f"{file}:1", [r.value for r in turns], raw, problem)
 
 
 def apibank_tools(path: Path) -> dict[str, ToolSpec]:

@@ -54,10 +54,8 @@ def taskbench_tools(path: Path) -> dict[str, ToolSpec]:
 
 
 def taskbench_tool(node: Json) -> ToolSpec:
-    fields = {
-        p["name"]: {"type": p["type"], "description": p.get("desc", "")}
-        for p in node.get("parameters") or []
-    }
+    given = node.get("parameters") or []
+    fields = {p["name"]: {"type": p["type"], "description": p.get("desc", "")} for p in given}
     return ToolSpec(node["id"], node["desc"], {"type": "object"} | shapes.properties(fields))
 
 
@@ -77,9 +75,8 @@ def taskbench(row: Json, where: str, tools: dict[str, ToolSpec]) -> Task:
         edges = [[str(i), str(i + 1)] for i in range(1, len(names))]
     else:
         edges = [[str(names.index(name) + 1) for name in link] for link in named]
-    steps = [{"id": str(i), "tool": node["task"]} for i, node in enumerate(nodes, 1)]
-    for found, node in zip(steps, nodes, strict=True):
-        found |= shapes.picked(node, "arguments") if node.get("arguments") else {}
+    given = [{"arguments": n["arguments"]} if n.get("arguments") else {} for n in nodes]
+    steps = [{"id": str(i + 1), "tool": names[i], **given[i]} for i in range(len(nodes))]
     request = (row.get("user_request") or row["instruction"]).strip()
     listed, gold = shapes.candidates(names, tools, str(row["id"])), {"nodes": steps, "edges": edges}
     metadata = {"steps": part(row, "steps"), "type": row.get("type", "")}

@@ -6,13 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from sharpen.data.importers import has, importer
-from sharpen.data.importers.chat import messages
-from sharpen.data.importers.shapes import rest, tools_from
+from sharpen.data.importers.chat import fields, messages
 from sharpen.types import Dialog, Json, Message, Preference, RowError
 
 SCORES = {"chosen_score": "score_chosen", "rejected_score": "score_rejected"}
 PAIRS = (("chosen", "rejected"), ("chosen_messages", "rejected_messages"))
-KNOWN = ("prompt", "tools", "id", "metadata", *SCORES, *SCORES.values(), *PAIRS[0], *PAIRS[1])
+KNOWN = ("prompt", *SCORES, *SCORES.values(), *PAIRS[0], *PAIRS[1])
 
 
 def said(value: Any, role: Any) -> tuple[Message, ...]:
@@ -29,10 +28,8 @@ def is_preference(row: Json) -> bool:
 
 @importer(is_preference)
 def preference(row: Json, where: str, side: None) -> Preference:
-    short, long = PAIRS
-    chosen, rejected = (
-        said(row.get(a, row.get(b)), "assistant") for a, b in zip(short, long, strict=True)
-    )
+    keys = next((pair for pair in PAIRS if pair[0] in row), PAIRS[0])
+    chosen, rejected = (said(row[key], "assistant") for key in keys)
     prompt = said(row["prompt"], "user") if row.get("prompt") else ()
     if not prompt:  # both sides hold the whole dialog: what they share is the prompt
         both = list(zip(chosen, rejected, strict=False))
@@ -40,15 +37,8 @@ def preference(row: Json, where: str, side: None) -> Preference:
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
     if not prompt or not chosen or not rejected:
         raise RowError(where, "chosen and rejected need a prompt and different continuations")
-    return Preference(
-        prompt,
-        chosen,
-        rejected,
-        tools_from(row.get("tools")),
-        id=str(row.get("id") or ""),
-        metadata=(row.get("metadata") or {}) | rest(row, *KNOWN),
-        **{key: row.get(key, row.get(other)) for key, other in SCORES.items()},
-    )
+    scores = {key: row.get(key, row.get(other)) for key, other in SCORES.items()}
+    return Preference(prompt, chosen, rejected, **scores, **fields(row, *KNOWN))
 
 
 @importer(lambda row: isinstance(row["label"], bool) and {"messages", "completion"} & set(row))
@@ -60,14 +50,13 @@ def kto(row: Json, where: str, side: None) -> Dialog:
         dialog = messages(row["messages"])
     else:
         dialog = said(row["prompt"], "user") + said(row["completion"], "assistant")
-    metadata = rest(row, "messages", "prompt", "completion", "tools")
-    return Dialog(dialog, tools_from(row.get("tools")), metadata=metadata)
+    return Dialog(dialog, **fields(row, "messages", "prompt", "completion"))
 
 
 @importer(has("pos_answer", "neg_answer"))
 def themis(row: Json, where: str, side: None) -> Preference:
     sides = {"chosen": row["pos_answer"], "rejected": row["neg_answer"]}
-    fields: Json = {
+    traces: Json = {
         f"{name}_{key}": answer.get(key)
         for name, answer in sides.items()
         for key in ("actions", "score_agent")
@@ -75,4 +64,4 @@ def themis(row: Json, where: str, side: None) -> Preference:
     prompt = (Message("user", row["question"]),)
     chosen, rejected = ((Message("assistant", answer["answer"]),) for answer in sides.values())
     good, bad = (float(answer["score"]) for answer in sides.values())
-    return Preference(prompt, chosen, rejected, (), row["id"], good, bad, metadata=fields)
+    return Preference(prompt, chosen, rejected, (), row["id"], good, bad, metadata=traces)

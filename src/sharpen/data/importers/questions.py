@@ -11,12 +11,8 @@ from sharpen.data.importers.chat import messages
 from sharpen.data.importers.shapes import picked, rest, tools_from
 from sharpen.types import Json, Preference, RowError, Task
 
-DECISIONS = {
-    "direct": "answer",
-    "tool_call": "call",
-    "request_for_info": "ask",
-    "cannot_answer": "refuse",
-}
+DECISIONS = {"direct": "answer", "tool_call": "call"}
+DECISIONS |= {"request_for_info": "ask", "cannot_answer": "refuse"}
 
 
 @importer(lambda row: set(row) == {"question", "answer"} and "####" in row["answer"])

@@ -207,10 +207,8 @@ def as_text(value: Any) -> str:
 
 def step(call: ToolCall, answer: Any, thought: str = "") -> list[Message]:
     """A call and what it gave."""
-    return [
-        Message("assistant", thought, (call,)),
-        Message("tool", as_text(answer), name=call.name),
-    ]
+    said = Message("assistant", thought, (call,))
+    return [said, Message("tool", as_text(answer), name=call.name)]
 
 
 def joined(messages: Iterable[Message]) -> tuple[Message, ...]:
