@@ -266,7 +266,7 @@ def test_a_tool_that_never_succeeds_is_left_out_and_named(tmp_path):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("{", "line 1"),
+        ("{", "api.json:1:2: not YAML"),
         ("[]", "has no paths"),
         ('{"paths": {}}', "has no operations"),
         ('{"paths": {"/a": {"get": {"parameters": [{"$ref": "#/x"}]}}}}', "leads nowhere"),

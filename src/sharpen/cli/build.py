@@ -6,29 +6,18 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 
 def build(
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to build in; without it $SHARPEN_DATA or the cache.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
-    tools: Annotated[
-        Path | None,
-        typer.Option(help="Own tools: a Python file with @tool functions, or openapi.json."),
-    ] = None,
-    rows: Annotated[
-        int | None, typer.Option(help="Dialogs in all (5000; for own tools 40 a tool).", min=20)
-    ] = None,
-    extended: Annotated[
-        int, typer.Option(help="Fresh tasks a part, beside the splits.", min=0)
-    ] = 2000,
-    workers: Annotated[int | None, typer.Option(help="Processes.", min=1)] = None,
-    phrase_with: Annotated[
-        str | None, typer.Option(help="With --tools: a model that words the requests.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object.")] = False,
+    out: Annotated[Path | None, Option(help="Folder; else $SHARPEN_DATA or the cache.")] = None,
+    seed: Annotated[int, Option(help="The same seed gives the same bytes.")] = 0,
+    tools: Annotated[Path | None, Option(help="Own tools: .py of @tool, or openapi.json.")] = None,
+    rows: Annotated[int | None, Option(help="Dialogs: 5000; own tools: 40 each.", min=20)] = None,
+    extended: Annotated[int, Option(help="Fresh tasks a part, beside the splits.", min=0)] = 2000,
+    workers: Annotated[int | None, Option(help="Processes.", min=1)] = None,
+    phrase_with: Annotated[str | None, Option(help="A model to word --tools' requests.")] = None,
+    as_json: Annotated[bool, Option("--json", help="End with one JSON object.")] = False,
 ) -> None:
     """Build agent_tools, agent_sft and agent_benchmark. Own Python tools are really executed.
 

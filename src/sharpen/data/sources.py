@@ -7,14 +7,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sharpen.calls import assistant_text
 from sharpen.data.generate.build import SPLITS, TASKS, build_data, is_built
-from sharpen.records import cache_folder, read_jsonl, sha256_file
+from sharpen.records import Row, cache_folder, read_jsonl, sha256_file
 from sharpen.render import Renderer, tools_block
 from sharpen.rows import call_from_wire, dialog_from_row, task_from_row
 from sharpen.types import Dialog, Json, Message, Preference, Scorer, SharpenError, Task, ToolCall
@@ -33,29 +33,27 @@ def data_folder() -> Path:
     return cache_folder() / f"data-{hashlib.sha256(domains.encode()).hexdigest()[:12]}"
 
 
+def files_of(name: str) -> list[str]:
+    """The files of a set, below the data folder."""
+    named = {"agent_tools": ["agent_tools/tools.jsonl"]}
+    named |= {f"agent_sft:{split}": [f"agent_sft/{split}.jsonl"] for split in SPLITS}
+    for split in (*SPLITS, "extended"):
+        files = {part: f"agent_benchmark/{part}/{split}.jsonl" for part in TASKS}
+        named[f"agent_benchmark:{split}"] = list(files.values())
+        named |= {f"agent_benchmark/{part}:{split}": [file] for part, file in files.items()}
+    if name not in named:
+        raise SharpenError(
+            f"{name!r}: neither a file nor agent_tools, agent_sft:SPLIT, agent_benchmark:SPLIT or "
+            f"agent_benchmark/PART:SPLIT; splits are train, dev, test, parts {', '.join(TASKS)}"
+        )
+    return named[name]
+
+
 def resolve(name: str) -> list[Path]:
-    """A set's name → its files, built first if they are not there; a file's path stands for
-    itself."""
+    """A set's files, built first if they are not there; a file's path stands for itself."""
     if Path(name).is_file():
         return [Path(name)]
-    source, _, split = name.partition(":")
-    source, _, part = source.partition("/")
-    wrong = SharpenError(
-        f"{name!r}: neither a file nor agent_tools, agent_sft:SPLIT, agent_benchmark:SPLIT or "
-        f"agent_benchmark/PART:SPLIT; splits are train, dev, test, parts {', '.join(TASKS)}"
-    )
-    if source == "agent_tools" and not split and not part:
-        files = ["agent_tools/tools.jsonl"]
-    elif source == "agent_sft" and split in SPLITS and not part:
-        files = [f"agent_sft/{split}.jsonl"]
-    elif source == "agent_benchmark" and split in (*SPLITS, "extended"):
-        parts = [part] if part else list(TASKS)
-        files = [f"agent_benchmark/{p}/{split}.jsonl" for p in parts]
-        if part and part not in TASKS:
-            raise wrong
-    else:
-        raise wrong
-    folder = data_folder()
+    files, folder = files_of(name), data_folder()
     if not is_built(folder):
         build_data(folder, workers=1)  # the caller may have threads, and those forbid copies
     missing = [file for file in files if not (folder / file).is_file()]
@@ -64,19 +62,21 @@ def resolve(name: str) -> list[Path]:
     return [folder / file for file in files]
 
 
-def read_dialogs(name: str) -> Iterator[Dialog]:
+def read_rows(name: str) -> Iterator[Row]:
     for path in resolve(name):
-        yield from (dialog_from_row(row.value, row.where) for row in read_jsonl(path))
+        yield from read_jsonl(path)
+
+
+def read_dialogs(name: str) -> Iterator[Dialog]:
+    return (dialog_from_row(row.value, row.where) for row in read_rows(name))
 
 
 def read_tasks(name: str) -> Iterator[Task]:
-    for path in resolve(name):
-        yield from (task_from_row(row.value, row.where) for row in read_jsonl(path))
+    return (task_from_row(row.value, row.where) for row in read_rows(name))
 
 
 def read_tools() -> Iterator[Json]:
-    for path in resolve("agent_tools"):
-        yield from (row.value for row in read_jsonl(path))
+    return (row.value for row in read_rows("agent_tools"))
 
 
 class AgentTrainingUsage:
@@ -85,15 +85,12 @@ class AgentTrainingUsage:
     SOURCES = {"sft": "agent_sft", "tools": "agent_tools", "benchmark": "agent_benchmark"}  # noqa: RUF012
 
     def get_sft_data(self, split: str = "train") -> Iterator[Json]:
-        formatter = AgentSFTFormatter()
-        for dialog in read_dialogs(f"{self.SOURCES['sft']}:{split}"):
-            yield formatter.format_dialog(dialog)
+        dialogs = read_dialogs(f"{self.SOURCES['sft']}:{split}")
+        return map(AgentSFTFormatter().format_dialog, dialogs)
 
     def get_preference_data(self, split: str = "train") -> Iterator[Preference]:
         """Constructed pairs: the gold call against a wrong tool, a wrong argument or no call."""
-        for task in self.iter_samples(split):
-            if task.gold.get("calls"):
-                yield gold_pair(task)
+        return (gold_pair(task) for task in self.iter_samples(split) if task.gold.get("calls"))
 
     def get_evaluation_data(self, split: str = "test") -> Iterator[Task]:
         return self.iter_samples(split)
@@ -104,27 +101,18 @@ class AgentTrainingUsage:
 
 def gold_pair(task: Task) -> Preference:
     """The first gold call as the better turn, and a mistake that models make as the worse one."""
-    rng = seeded("pair", task.id)
-    call = call_from_wire(task.gold["calls"][0], task.id)
+    rng, call = seeded("pair", task.id), call_from_wire(task.gold["calls"][0], task.id)
     others = [tool.name for tool in task.tools if tool.name != call.name]
     named = [name for name, value in call.arguments.items() if isinstance(value, str)]
-    mistakes = [Message("assistant", "I have done that for you.")]
-    if others:
-        wrong_tool = ToolCall(rng.choice(others), call.arguments)
-        mistakes.append(Message("assistant", tool_calls=(wrong_tool,)))
+    wrong = [ToolCall(rng.choice(others), call.arguments)] if others else []
     if named:
         dropped = rng.choice(named)
         kept = {name: value for name, value in call.arguments.items() if name != dropped}
-        mistakes.append(Message("assistant", tool_calls=(ToolCall(call.name, kept),)))
-    return Preference(
-        prompt=task.messages,
-        chosen=(Message("assistant", tool_calls=(call,)),),
-        rejected=(rng.choice(mistakes),),
-        tools=task.tools,
-        id=task.id,
-        chosen_score=1.0,
-        rejected_score=0.0,
-    )
+        wrong.append(ToolCall(call.name, kept))
+    mistakes = [Message("assistant", "I have done that for you.")]
+    mistakes += [Message("assistant", tool_calls=(made,)) for made in wrong]
+    right, said = Message("assistant", tool_calls=(call,)), rng.choice(mistakes)
+    return Preference(task.messages, (right,), (said,), task.tools, task.id, 1.0, 0.0)
 
 
 class AgentSFTFormatter:
@@ -138,18 +126,13 @@ class AgentSFTFormatter:
 
     def format_dialog(self, dialog: Dialog) -> Json:
         """`{"input", "output", "task_type", "metadata"}`."""
-        users = [m.content for m in dialog.messages if m.role == "user"]
         filled = self.TEMPLATE.format(
             tool_descriptions=tools_block(dialog.tools) if dialog.tools else "none",
-            user_query=users[0] if users else "",
+            user_query=next((m.content for m in dialog.messages if m.role == "user"), ""),
             plan_and_execution="",
         )
-        return {
-            "input": filled,
-            "output": self.format_assistant_response(dialog),
-            "task_type": self.classify_task(dialog),
-            "metadata": dialog.metadata,
-        }
+        row = {"input": filled, "output": self.format_assistant_response(dialog)}
+        return row | {"task_type": self.classify_task(dialog), "metadata": dialog.metadata}
 
     def format_assistant_response(self, dialog: Dialog) -> str:
         """Everything after the first request: what the assistant said and called, what tools and
@@ -168,10 +151,8 @@ class AgentSFTFormatter:
         """The row's own type, else what its calls look like."""
         if dialog.task_type in TASK_TYPES:
             return dialog.task_type
-        turns = [m for m in dialog.messages if m.tool_calls]
-        if not turns:
-            return "timing_decision"
-        return "multi_step_planning" if len(turns) > 1 else "tool_selection"
+        turns = sum(bool(m.tool_calls) for m in dialog.messages)
+        return ("timing_decision", "tool_selection", "multi_step_planning")[min(turns, 2)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,30 +180,18 @@ class AgentDialogProcessor:
         self.renderer, self.scorer = Renderer(tokenizer), scorer
 
     def process(self, dialogs: Iterable[Dialog]) -> list[ProcessedDialog]:
-        chosen = list(dialogs)
-        lengths = [len(datum.ids) for datum in self.renderer.render(chosen)]
-        losses = self.losses(chosen)
-        found = []
-        for dialog, length in zip(chosen, lengths, strict=True):
+        chosen, found = list(dialogs), []
+        unknown = [dialog for dialog in chosen if "loss" not in dialog.metadata]
+        losses = iter(self.scorer.losses(unknown) if self.scorer and unknown else ())
+        for dialog, datum in zip(chosen, self.renderer.render(chosen), strict=True):
             text = "\n".join(m.content for m in dialog.messages if m.content)
             words = WORD.findall(text.lower())
-            measured: Json = {"token_length": length}
-            measured["lexical_diversity"] = round(len(set(words)) / max(len(words), 1), 4)
-            loss = {"loss": losses[id(dialog)]} if id(dialog) in losses else {}
-            tools = dict.fromkeys(c.name for m in dialog.messages for c in m.tool_calls)
-            task_type = AgentSFTFormatter().classify_task(dialog)
-            metadata = measured | loss | dialog.metadata
-            found.append(
-                ProcessedDialog(dialog.id, task_type, text, tuple(tools), metadata, dialog)
-            )
+            diversity = round(len(set(words)) / max(len(words), 1), 4)
+            metadata: Json = {"token_length": len(datum.ids), "lexical_diversity": diversity}
+            if self.scorer and "loss" not in dialog.metadata:
+                metadata["loss"] = next(losses)
+            metadata |= dialog.metadata
+            tools = tuple(dict.fromkeys(c.name for m in dialog.messages for c in m.tool_calls))
+            kind = AgentSFTFormatter().classify_task(dialog)
+            found.append(ProcessedDialog(dialog.id, kind, text, tools, metadata, dialog))
         return found
-
-    def losses(self, dialogs: Sequence[Dialog]) -> dict[int, float]:
-        """Losses of the dialogs that bring none, by identity."""
-        unknown = [dialog for dialog in dialogs if "loss" not in dialog.metadata]
-        if self.scorer is None or not unknown:
-            return {}
-        return {
-            id(dialog): loss
-            for dialog, loss in zip(unknown, self.scorer.losses(unknown), strict=True)
-        }

@@ -6,9 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from sharpen.config import one_line
+from sharpen.config import read_yaml
 from sharpen.tools import recursive_ref
 from sharpen.types import Json, SharpenError, ToolSpec
 
@@ -17,27 +15,24 @@ METHODS = ("get", "post", "put", "patch", "delete")
 
 def openapi_tools(path: Path) -> list[ToolSpec]:
     """One tool for each operation: its path, query and body parameters in one schema."""
-    try:
-        document = yaml.safe_load(path.read_text("utf-8"))  # JSON is YAML
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise SharpenError(f"{path}: {one_line(error)}") from None
+    document = read_yaml(path)  # JSON is YAML
     if not isinstance(document, dict) or not isinstance(document.get("paths"), dict):
         raise SharpenError(f"{path}: not an OpenAPI document: it has no paths")
     if cycle := recursive_ref(document):
         raise SharpenError(f"{path}: $ref {cycle!r} contains itself")
-    found = []
+    found: dict[str, ToolSpec] = {}
     for route, methods in document["paths"].items():
         for method in METHODS:
             operation = (methods or {}).get(method)
             if isinstance(operation, dict):
                 shared = methods.get("parameters", [])
-                found.append(operation_spec(document, f"{method} {route}", operation, shared))
-    names = [spec.name for spec in found]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice or not found:
-        reason = f"two operations are called {twice!r}" if twice else "it has no operations"
-        raise SharpenError(f"{path}: {reason}")
-    return found
+                spec = operation_spec(document, f"{method} {route}", operation, shared)
+                if spec.name in found:
+                    raise SharpenError(f"{path}: two operations are called {spec.name!r}")
+                found[spec.name] = spec
+    if not found:
+        raise SharpenError(f"{path}: it has no operations")
+    return list(found.values())
 
 
 def operation_spec(document: Json, route: str, operation: Json, shared: list[Json]) -> ToolSpec:

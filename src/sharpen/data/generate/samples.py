@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 from sharpen.rewards.calls import call_problems
@@ -24,7 +25,6 @@ from sharpen.types import (
     StopReason,
     Task,
     ToolCall,
-    ToolSpec,
     Trajectory,
 )
 
@@ -48,9 +48,8 @@ class ToolCallDataGenerator:
     ) -> Json:
         """Question → call → result → answer."""
         step = {"tool": expected_tool, "args": expected_args, "result": tool_result}
-        return self.generate_multi_tool_sample(
-            user_query, [step | {"final_response": final_response}]
-        )
+        last = step | {"final_response": final_response}
+        return self.generate_multi_tool_sample(user_query, [last])
 
     def generate_multi_tool_sample(self, user_query: str, tool_sequence: list[Json]) -> Json:
         """Steps `{"tool", "args", "result", "reasoning"?}` one after the other; the last one has
@@ -81,18 +80,17 @@ class ToolCallDataGenerator:
         return self.generate_multi_tool_sample(user_query, [*failed[:1], *told, *tool_sequence[1:]])
 
     def checked(self, name: str, arguments: Json, call_id: str) -> ToolCall:
-        spec = next((tool for tool in self.tools if tool.name == name), None)
-        if spec is None:
+        if name not in self.tool_names:
             raise SharpenError(f"no tool {name!r}; there are {', '.join(self.tool_names)}")
         call = ToolCall(name, arguments, call_id)
-        if problems := check_call(call, spec):
+        if problems := check_call(call, self.tools[self.tool_names.index(name)]):
             raise SharpenError(f"call of {name!r}: {'; '.join(problems)}")
         return call
 
     def row(self, query: str, messages: Sequence[Message], answer: str) -> Json:
         system = (Message("system", self.system),) if self.system else ()
-        ends = (Message("user", query), *messages, Message("assistant", answer))
-        return dialog_to_row(Dialog((*system, *ends), self.tools))
+        said = (*system, Message("user", query), *messages, Message("assistant", answer))
+        return dialog_to_row(Dialog(said, self.tools))
 
 
 class ReActDataGenerator:
@@ -101,34 +99,23 @@ class ReActDataGenerator:
     def generate_react_trajectory(self, question: str, trajectory: list[Json]) -> str:
         lines = []
         for number, step in enumerate(trajectory, 1):
-            wanted = ("action", "action_input", "observation") if "action" in step else ()
-            missing = [key for key in ("thought", *wanted) if key not in step]
-            if missing or not (wanted or "final_answer" in step):
-                lack = missing[0] if missing else "action or final_answer"
-                raise SharpenError(f"{question!r}: step {number} has no {lack}")
-            lines.append(f"Thought: {step['thought']}")
-            if wanted:
-                lines.append(f"Action: {step['action']}")
-                lines.append(f"Action Input: {as_text(step['action_input'])}")
-                lines.append(f"Observation: {as_text(step['observation'])}")
-            else:
-                lines.append(f"Final Answer: {step['final_answer']}")
+            acting = ("action", "action_input", "observation")
+            for key in ("thought", *(acting if "action" in step else ("final_answer",))):
+                if key not in step:
+                    raise SharpenError(f"{question!r}: step {number} has no {key}")
+                lines.append(f"{key.replace('_', ' ').title()}: {as_text(step[key])}")
         return "\n".join(lines) + "\n"
 
     def generate_from_logs(self, interaction_logs: list[Json]) -> list[Json]:
         """Rows from the logs that say `success`."""
-        return [
-            {
-                "question": log["question"],
-                "react_trajectory": self.generate_react_trajectory(
-                    log["question"], log["trajectory"]
-                ),
-                "tools_used": log.get("tools_used")
-                or list(dict.fromkeys(s["action"] for s in log["trajectory"] if "action" in s)),
-            }
-            for log in interaction_logs
-            if log.get("success", False)
-        ]
+        rows = []
+        for log in (log for log in interaction_logs if log.get("success", False)):
+            steps, question = log["trajectory"], log["question"]
+            row = {"question": question}
+            row["react_trajectory"] = self.generate_react_trajectory(question, steps)
+            used = list(dict.fromkeys(step["action"] for step in steps if "action" in step))
+            rows.append(row | {"tools_used": log.get("tools_used") or used})
+        return rows
 
 
 def as_text(value: Any) -> str:
@@ -147,29 +134,26 @@ class Filters:
     valid_calls: bool = True  # every call parses, is offered and fits its schema
     answered: bool = True  # the episode ended with an answer, not with a limit
 
+    def reason(self, task: Task, trajectory: Trajectory) -> str:
+        """Why a trajectory is not kept; empty if it is."""
+        turns, score = trajectory.turns, trajectory.score
+        cut = trajectory.stop != StopReason.ANSWERED
+        said = [t.message for t in turns if t.message.tool_calls or t.message.unparsed]
+        reasons = {
+            "no turn": not turns,
+            "score": score is None or score.value < self.min_score,
+            "turns": len(turns) > self.max_turns,
+            f"stopped by {trajectory.stop}": cut and self.answered,
+            "invalid call": self.valid_calls and any(call_problems(m, task.tools) for m in said),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")
+
 
 def trajectory_to_dialog(task: Task, trajectory: Trajectory) -> Dialog:
-    messages = list(task.messages)
-    for turn in trajectory.turns:
-        messages += [turn.message, *turn.results]
+    said = [m for turn in trajectory.turns for m in (turn.message, *turn.results)]
     score = {"score": trajectory.score.value} if trajectory.score else {}
-    return Dialog(tuple(messages), task.tools, task.id, task.kind, trajectory.metadata | score)
-
-
-def rejected_because(task: Task, trajectory: Trajectory, filters: Filters) -> str:
-    """Why a trajectory is not kept; empty if it is."""
-    if not trajectory.turns:
-        return "no turn"
-    if trajectory.score is None or trajectory.score.value < filters.min_score:
-        return "score"
-    if len(trajectory.turns) > filters.max_turns:
-        return "turns"
-    if filters.answered and trajectory.stop != StopReason.ANSWERED:
-        return f"stopped by {trajectory.stop}"
-    speaking = [t.message for t in trajectory.turns if t.message.tool_calls or t.message.unparsed]
-    if filters.valid_calls and any(call_problems(m, task.tools) for m in speaking):
-        return "invalid call"
-    return ""
+    metadata = trajectory.metadata | score
+    return Dialog((*task.messages, *said), task.tools, task.id, task.kind, metadata)
 
 
 def sft_from_trajectories(
@@ -179,12 +163,10 @@ def sft_from_trajectories(
     kept: dict[str, Dialog] = {}
     reasons: Counter[str] = Counter()
     for task, trajectory in pairs:
-        reason = rejected_because(task, trajectory, filters or Filters())
         dialog = trajectory_to_dialog(task, trajectory)
-        key = repr(dialog.messages)
-        reason = reason or ("duplicate" if key in kept else "")
-        if reason:
-            reasons[reason] += 1
+        key, reason = repr(dialog.messages), (filters or Filters()).reason(task, trajectory)
+        if reason or key in kept:
+            reasons[reason or "duplicate"] += 1
         else:
             kept[key] = dialog
     return list(kept.values()), reasons
@@ -194,12 +176,10 @@ def preference_pair(
     task: Task, trajectories: Sequence[Trajectory], margin: float = 0.0
 ) -> Preference | None:
     """The best against the worst of one task's trajectories; None when they tie."""
-    scored = [t for t in trajectories if t.score is not None and t.turns]
+    scored = [(t.score.value, t) for t in trajectories if t.score is not None and t.turns]
     if len(scored) < 2:
         return None
-    best = max(scored, key=lambda t: t.score.value if t.score else 0.0)
-    worst = min(scored, key=lambda t: t.score.value if t.score else 0.0)
-    high, low = (t.score.value if t.score else 0.0 for t in (best, worst))
+    (high, best), (low, worst) = max(scored, key=itemgetter(0)), min(scored, key=itemgetter(0))
     if high - low <= margin:
         return None
     said = [trajectory_to_dialog(task, t).messages[len(task.messages) :] for t in (best, worst)]
@@ -212,45 +192,33 @@ def preference_pair(
 def mask_functions(dialog: Dialog, seed: int = 0) -> Dialog:
     """The same dialog with meaningless tool and parameter names, so that a model has to read the
     descriptions."""
-    rng = random.Random(f"{seed}|{dialog.id}|{[t.name for t in dialog.tools]}")
-    names = {
-        tool.name: f"func_{rng.randrange(16**4):04x}_{i}" for i, tool in enumerate(dialog.tools)
-    }
-    fields = {
-        tool.name: {n: f"arg_{i}" for i, n in enumerate(tool.parameters.get("properties", {}), 1)}
-        for tool in dialog.tools
-    }
-    pattern = re.compile("|".join(rf"\b{re.escape(n)}\b" for n in names) or r"(?!)")
-
-    def spec(tool: ToolSpec) -> ToolSpec:
-        schema, new = dict(tool.parameters), fields[tool.name]
+    old = [tool.name for tool in dialog.tools]
+    rng = random.Random(f"{seed}|{dialog.id}|{old}")
+    names = {name: f"func_{rng.randrange(16**4):04x}_{i}" for i, name in enumerate(old)}
+    pattern = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in names) or r"(?!)")
+    fields: dict[str, dict[str, str]] = {}
+    tools, messages = [], []
+    for tool in dialog.tools:
+        schema = dict(tool.parameters)
+        given = schema.get("properties", {})
+        new = fields[tool.name] = {name: f"arg_{i}" for i, name in enumerate(given, 1)}
         if "properties" in schema:
-            schema["properties"] = {new[n]: s for n, s in schema["properties"].items()}
+            schema["properties"] = {new[name]: inner for name, inner in given.items()}
         if "required" in schema:
-            schema["required"] = [new.get(n, n) for n in schema["required"]]
-        return ToolSpec(names[tool.name], tool.description, schema)
-
-    def call(made: ToolCall) -> ToolCall:
-        new = fields.get(made.name, {})
-        arguments = {new.get(n, n): value for n, value in made.arguments.items()}
-        return ToolCall(names.get(made.name, made.name), arguments, made.id)
-
-    def message(said: Message) -> Message:
-        content = said.content
+            schema["required"] = [new.get(name, name) for name in schema["required"]]
+        tools.append(replace(tool, name=names[tool.name], parameters=schema))
+    for said in dialog.messages:
+        text, calls = said.content, []
         if said.role == "assistant":
-            content = pattern.sub(lambda found: names[found[0]], content)
-        calls = tuple(map(call, said.tool_calls))
-        return replace(
-            said, content=content, tool_calls=calls, name=names.get(said.name, said.name)
-        )
-
+            text = pattern.sub(lambda found: names[found[0]], text)
+        for call in said.tool_calls:
+            new = fields.get(call.name, {})
+            arguments = {new.get(name, name): value for name, value in call.arguments.items()}
+            calls.append(replace(call, name=names.get(call.name, call.name), arguments=arguments))
+        name = names.get(said.name, said.name)
+        messages.append(replace(said, content=text, tool_calls=tuple(calls), name=name))
     metadata: Json = dialog.metadata | {"masked": True}
     if isinstance(metadata.get("target_tools"), list):
-        metadata["target_tools"] = [names.get(n, n) for n in metadata["target_tools"]]
-    return replace(
-        dialog,
-        messages=tuple(map(message, dialog.messages)),
-        tools=tuple(map(spec, dialog.tools)),
-        id=f"{dialog.id}-masked" if dialog.id else "",
-        metadata=metadata,
-    )
+        metadata["target_tools"] = [names.get(name, name) for name in metadata["target_tools"]]
+    name = f"{dialog.id}-masked" if dialog.id else ""
+    return replace(dialog, messages=tuple(messages), tools=tuple(tools), id=name, metadata=metadata)
