@@ -21,7 +21,7 @@ import numpy as np
 
 from sharpen.data.check import calls_of, noun_of
 from sharpen.data.importers.reading import read_records
-from sharpen.types import Dialog, Json, RowError, Task, ToolSpec
+from sharpen.types import Dialog, Json, RowError, Task
 
 GRAM = 13
 MAX_OVERLAP = 0.70
@@ -81,9 +81,9 @@ def read_split(path: Path, numbers: dict[str, int]) -> Split:
 
 def said_by_user(noun: Any) -> list[str]:
     """The instruction first, then whatever else the user says."""
-    if isinstance(noun, Task | ToolSpec):
-        return [noun.instruction] if isinstance(noun, Task) else []
-    messages = noun.messages if isinstance(noun, Dialog) else noun.prompt
+    if isinstance(noun, Task):
+        return [noun.instruction]
+    messages = noun.messages if isinstance(noun, Dialog) else getattr(noun, "prompt", ())
     return [m.content for m in messages if m.role == "user"]
 
 

@@ -19,7 +19,6 @@ from sharpen.data.importers.reading import below, read_file, within
 from sharpen.records import read_json
 from sharpen.types import Dialog, Json, Message, RowError, SharpenError, Task, ToolSpec
 
-Tools = dict[str, ToolSpec]
 ALPACA_FIELDS = re.compile(r"\s*Parameters: (\{.*?\})\s*(?:\nOutput:|$)", re.S)
 GORILLA_REQUEST = re.compile(
     r"""(?:\#*\s*|\{['"]?)Instruction['"]?:\s*(.+?)(?:,\s*['"]?Output['"]?:|\n\#*\s*Output:|$)""",
@@ -77,14 +76,14 @@ def bfcl(row: Json, where: str, answers: Json) -> Task:
     return Task(row["id"], request.content, tools, gold, kind, "", tuple(context), metadata)
 
 
-def seal_tools(path: Path) -> Tools:
+def seal_tools(path: Path) -> shapes.Tools:
     rows = [record.value for record in read_file(shapes.beside(path, "tool.jsonl"))]
     named = [r | {"name": r["api_name"], "description": r["api_description"]} for r in rows]
     return {tool["name"]: shapes.tool_from(tool) for tool in named}
 
 
 @importer(has("query", "calling"), below("dev|test|train"), seal_tools)
-def sealtools(row: Json, where: str, tools: Tools) -> Task:
+def sealtools(row: Json, where: str, tools: shapes.Tools) -> Task:
     calls = [
         {"name": c["api"], "arguments": c["parameters"], "responses": c.get("responses", [])}
         for c in row["calling"]
@@ -128,13 +127,13 @@ def nestful(row: Json, where: str, known: dict[str, list[ToolSpec]]) -> Task:
     return Task("", row["input"], chosen, {"calls": calls, "result": result}, "calls")
 
 
-def metatool_tools(path: Path) -> Tools:
+def metatool_tools(path: Path) -> shapes.Tools:
     described = read_json(shapes.beside(path, "plugin_des.json"))
     return {name: ToolSpec(name, text) for name, text in described.items()}
 
 
 @importer(has("Query", "Tool"), below("query|clean"), metatool_tools)
-def metatool(row: Json, where: str, tools: Tools) -> Task:
+def metatool(row: Json, where: str, tools: shapes.Tools) -> Task:
     shapes.require([row["Tool"]], tools, "plugin_des.json")
     listed = shapes.candidates([row["Tool"]], tools, row["Query"])
     return Task("", row["Query"], listed, {"tools": [row["Tool"]]}, "selection")

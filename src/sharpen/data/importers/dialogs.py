@@ -38,7 +38,7 @@ def apibank_files(path: Path) -> Iterator[Record]:
         yield Record(f"{file}:1", [r.value for r in turns], raw, problem)
 
 
-def apibank_tools(path: Path) -> dict[str, ToolSpec]:
+def apibank_tools(path: Path) -> shapes.Tools:
     tools = {}
     for record in read_file(shapes.beside(path, "all_apis.csv", "data/all_apis.csv")):
         name, text = record.value["类名"], record.value["api_info"]
@@ -53,7 +53,7 @@ def apibank_tools(path: Path) -> dict[str, ToolSpec]:
 
 
 @importer(lambda turns: turns[0]["role"] in ("User", "AI"), apibank_files, apibank_tools)
-def apibank(turns: list[Json], where: str, tools: dict[str, ToolSpec]) -> Dialog:
+def apibank(turns: list[Json], where: str, tools: shapes.Tools) -> Dialog:
     messages, used = [], []
     for turn in turns:
         if turn["role"] in ("User", "AI"):
@@ -67,9 +67,8 @@ def apibank(turns: list[Json], where: str, tools: dict[str, ToolSpec]) -> Dialog
     shapes.require(used, tools, "all_apis.csv")
     stem = Path(where.rsplit(":", 1)[0]).stem
     used += [name for name in stem.split("-") if name in tools]  # whose descriptions were given
-    return Dialog(
-        shapes.joined(messages), tuple(tools[name] for name in dict.fromkeys(used)), id=stem
-    )
+    listed = tuple(tools[name] for name in dict.fromkeys(used))
+    return Dialog(shapes.joined(messages), listed, id=stem)
 
 
 def sgd_tools(path: Path) -> dict[str, list[ToolSpec]]:
@@ -102,10 +101,8 @@ def sgd(row: Json, where: str, known: dict[str, list[ToolSpec]]) -> Dialog:
         for frame in () if user else turn["frames"]:
             asks += any(a["act"] == "REQUEST" for a in frame["actions"])
             if call := frame.get("service_call"):
-                name = f"{frame['service']}_{call['method']}"
-                messages += shapes.step(
-                    ToolCall(name, call["parameters"]), frame["service_results"]
-                )
+                made = ToolCall(f"{frame['service']}_{call['method']}", call["parameters"])
+                messages += shapes.step(made, frame["service_results"])
         messages.append(Message("user" if user else "assistant", turn["utterance"]))
     shapes.require(row["services"], known, "schema.json")
     tools = tuple(tool for service in row["services"] for tool in known[service])
@@ -113,7 +110,7 @@ def sgd(row: Json, where: str, known: dict[str, list[ToolSpec]]) -> Dialog:
     return Dialog(shapes.joined(messages), tools, id=row["dialogue_id"], metadata=metadata)
 
 
-def star_tools(path: Path) -> dict[str, ToolSpec]:
+def star_tools(path: Path) -> shapes.Tools:
     folder = shapes.beside(path, "apis/apis", "apis")
     return {file.stem: star_tool(file.stem, read_json(file)) for file in folder.glob("*.json")}
 
@@ -136,9 +133,7 @@ def star_argument(text: Any, spec: ToolSpec, name: str) -> Any:
     if match := COMPARISON.match(text):
         if not match[2]:
             return None
-        value = (
-            shapes.literal(f"[{match[2]}]") if match[1] == "is_one_of" else shapes.literal(match[2])
-        )
+        value = shapes.literal(f"[{match[2]}]" if match[1] == "is_one_of" else match[2])
         return value if match[1] == "is_equal_to" else {"op": match[1], "value": value}
     field = spec.parameters["properties"].get(name, {"anyOf": [{}]})
     bare = field["anyOf"][0].get("type") == "string" and text[0] not in "\"'"
@@ -146,7 +141,7 @@ def star_argument(text: Any, spec: ToolSpec, name: str) -> Any:
 
 
 @importer(has("Events", "Scenario"), below("dialog"), star_tools)
-def star(row: Json, where: str, known: dict[str, ToolSpec]) -> Dialog:
+def star(row: Json, where: str, known: shapes.Tools) -> Dialog:
     """The wizard's queries are the calls, the knowledge base's items the answers. Drafts and stage
     directions are left out, and so are dialogs (59 of 512) whose user left before any answer."""
     messages, names = [], [c["Task"] for c in row["Scenario"]["WizardCapabilities"]]

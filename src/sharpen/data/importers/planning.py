@@ -45,7 +45,7 @@ def worfbench(row: Json, where: str, side: None) -> Task:
     return Task(row["id"], said, tools, gold, "planning", "", tuple(context), source)
 
 
-def taskbench_tools(path: Path) -> dict[str, ToolSpec]:
+def taskbench_tools(path: Path) -> shapes.Tools:
     places = ("tool_desc.json", "data/ultratool/tool_desc.json")
     return {
         node["id"]: taskbench_tool(node)
@@ -66,7 +66,7 @@ def part(row: Json, name: str) -> Any:
 
 
 @importer(lambda row: {"task_nodes", "tool_nodes"} & set(row), below(r"jsonl?$"), taskbench_tools)
-def taskbench(row: Json, where: str, tools: dict[str, ToolSpec]) -> Task:
+def taskbench(row: Json, where: str, tools: shapes.Tools) -> Task:
     nodes, links = part(row, "nodes"), part(row, "links")
     names = [node["task"] for node in nodes]
     shapes.require(names, tools, "tool_desc.json")

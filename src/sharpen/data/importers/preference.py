@@ -56,11 +56,8 @@ def kto(row: Json, where: str, side: None) -> Dialog:
 @importer(has("pos_answer", "neg_answer"))
 def themis(row: Json, where: str, side: None) -> Preference:
     sides = {"chosen": row["pos_answer"], "rejected": row["neg_answer"]}
-    traces: Json = {
-        f"{name}_{key}": answer.get(key)
-        for name, answer in sides.items()
-        for key in ("actions", "score_agent")
-    }
+    kept = [(name, key) for name in sides for key in ("actions", "score_agent")]
+    traces: Json = {f"{name}_{key}": sides[name].get(key) for name, key in kept}
     prompt = (Message("user", row["question"]),)
     chosen, rejected = ((Message("assistant", answer["answer"]),) for answer in sides.values())
     good, bad = (float(answer["score"]) for answer in sides.values())

@@ -11,6 +11,7 @@ import csv
 import gzip
 import io
 import json
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -162,6 +163,13 @@ def array_records(file: IO[bytes], path: Path) -> Iterator[Record]:
     """The elements of a JSON array, one at a time. Behind a broken element, reading goes on at the
     next line that starts like the one before did."""
     text = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
+    odd: list[str] = []  # numbers that JSON does not have, or that no float holds
+
+    def number(digits: str) -> float:
+        odd.extend([digits] if math.isinf(float(digits)) else [])
+        return float(digits)
+
+    decoder = json.JSONDecoder(parse_constant=odd.append, parse_float=number)
     buffer = text.read(CHUNK)
     at = buffer.index("[") + 1
     line, last, count, ended, marker = 1 + buffer.count("\n", 0, at), 0, 1, False, ""
@@ -176,8 +184,19 @@ def array_records(file: IO[bytes], path: Path) -> Iterator[Record]:
         if ended and at == len(buffer):
             yield Record(where, problem="truncated: the array is not closed")
             return
-        end, problem = element_end(buffer, at, ended)
-        if not problem and end in (at, len(buffer)) and not ended:
+        odd.clear()
+        problem, unread, end, value = "", False, at, None
+        try:
+            value, end = decoder.raw_decode(buffer, at)
+        except json.JSONDecodeError as error:
+            cut = "Unterminated string" in error.msg or error.pos >= len(buffer) - 16
+            if ended or not cut:
+                problem = f"not JSON: {error.msg}"
+        except RecursionError:
+            problem = "nested too deeply"
+        except ValueError as error:
+            problem = str(error)
+        if not problem and (end == at or end == len(buffer)) and not ended:
             if len(buffer) - at > MAX_LINE_BYTES:
                 yield Record(where, problem=f"element over {MAX_LINE_BYTES >> 20} MiB")
                 return
@@ -186,27 +205,15 @@ def array_records(file: IO[bytes], path: Path) -> Iterator[Record]:
             continue
         if problem:
             end, buffer, ended = next_element(buffer, at, text, marker)
-            problem += "; the rest of the array is unread" if end == len(buffer) else ""
-            yield Record(where, raw=buffer[at:end], problem=problem)
-            if end == len(buffer):
-                return
-        else:
-            yield line_record(buffer[at:end].encode("utf-8", "surrogateescape"), where)
-        last, line = line, line + buffer.count("\n", at, end)
+            unread = end == len(buffer)
+            problem += "; the rest of the array is unread" if unread else ""
+        element = buffer[at:end]
+        problem = problem or element_problem(element, odd)
+        yield Record(where, raw=element, problem=problem) if problem else Record(where, value)
+        if unread:
+            return
+        last, line = line, line + element.count("\n")
         at, count = end, count + 1
-
-
-def element_end(buffer: str, at: int, ended: bool) -> tuple[int, str]:
-    """Where an element ends, or `at`: then it is broken, or goes on behind the buffer."""
-    try:
-        return json.JSONDecoder().raw_decode(buffer, at)[1], ""
-    except json.JSONDecodeError as error:
-        cut = "Unterminated string" in error.msg or error.pos >= len(buffer) - 16
-        return at, "" if cut and not ended else f"not JSON: {error.msg}"
-    except RecursionError:
-        return at, "nested too deeply"
-    except ValueError as error:
-        return at, str(error)
 
 
 def next_element(buffer: str, at: int, text: IO[str], marker: str) -> tuple[int, str, bool]:
@@ -220,3 +227,13 @@ def next_element(buffer: str, at: int, text: IO[str], marker: str) -> tuple[int,
         more = text.read(CHUNK)
         buffer, ended = buffer + more, not more
     return (found + len(marker) if found >= 0 else len(buffer)), buffer, ended
+
+
+def element_problem(element: str, odd: list[str]) -> str:
+    if odd:
+        return f"{odd[0][:20]} is not a number that can be kept"
+    try:
+        element.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return f"not UTF-8 at character {error.start}"
+    return ""

@@ -29,6 +29,7 @@ TYPES = {name: kind for kind, names in KINDS.items() for name in names.split()}
 GENERIC = re.compile(
     r"(list|array|arraylist|tuple|set|optional)\s*(?:\[|\(|<|\bof\b)\s*(.+?)[\])>]?$"
 )
+Tools = dict[str, ToolSpec]
 ALTERNATIVES = ("anyOf", "oneOf", "allOf")
 SIGNS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "truediv"}
 
@@ -134,15 +135,12 @@ def require(names: Iterable[str], known: Mapping[str, Any], file: str) -> None:
         raise RowError("", f"{missing[0]!r} is not in {file}")
 
 
-def candidates(
-    names: Sequence[str], catalogue: Mapping[str, ToolSpec], key: str, size: int = 10
-) -> tuple[ToolSpec, ...]:
-    """The tools that are right and, drawn by `key`, enough others of the catalogue to make a
-    choice of them."""
+def candidates(names: Sequence[str], catalogue: Tools, key: str) -> tuple[ToolSpec, ...]:
+    """The tools that are right and, drawn by `key`, enough others to make a choice of ten."""
     chance = random.Random(key)
     right = list(dict.fromkeys(n for n in names if n in catalogue))
-    others = chance.sample(list(catalogue), min(size + len(right), len(catalogue)))
-    chosen = right + [n for n in others if n not in right][: max(0, size - len(right))]
+    others = chance.sample(list(catalogue), min(10 + len(right), len(catalogue)))
+    chosen = right + [n for n in others if n not in right][: max(0, 10 - len(right))]
     chance.shuffle(chosen)
     return tuple(catalogue[name] for name in chosen)
 
