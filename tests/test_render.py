@@ -237,6 +237,21 @@ def test_text_that_the_tokenizer_drops_is_named(smollm2_tokenizer):
         list(renderer.render([spoken]))
     heard = Dialog((Message("user", "a\x16b"), Message("assistant", "ok")))
     assert len(list(renderer.render([heard]))) == 1
+    assert renderer.encode(["\x16", ""]) == [[], []]
+
+
+def test_known_tool_lines_change_no_token(smollm2_tokenizer, monkeypatch):
+    from sharpen.data.generate.starter import starter_dialogs
+
+    rows = starter_dialogs("train", 40)
+    monkeypatch.setattr("sharpen.render.MAX_KNOWN_LINES", 3)
+    fast, plain = Renderer(smollm2_tokenizer), Renderer(smollm2_tokenizer)
+    assert fast.lines_apart
+    plain.lines_apart = False
+    for chunk in (rows[:20], rows[20:], rows):
+        for a, b in zip(fast.render(chunk), plain.render(chunk), strict=True):
+            assert a.ids.tolist() == b.ids.tolist() and a.mask.tolist() == b.mask.tolist()
+    assert fast.known_lines
 
 
 def test_calls_are_written_compactly():

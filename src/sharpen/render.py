@@ -36,6 +36,10 @@ from sharpen.types import (
 MARK, MARK_END = "\ufdd0", "\ufdd1"
 SENTINEL = re.compile(f"{MARK}(\\d+){MARK_END}")
 BATCH = 256  # dialogs tokenised together
+# between two lines of our tools block
+TOOL_START = '{"name":'
+TOOL_LINE = re.compile(r"(?<=\}\n)(?=\{\"name\":|</tools>)|(?<=<tools>\n)(?=\{\"name\":)")
+MAX_KNOWN_LINES = 20_000
 
 Run = tuple[str, bool]  # text, trained
 
@@ -75,6 +79,10 @@ class Renderer:
         if not self.stop_ids:
             raise SharpenError(f"{tokenizer.name_or_path}: the tokenizer has no end-of-turn token")
         check_segmentation(tokenizer)
+        encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+        lines = ["<tools>\n", '{"name":"a","x":{}}\n', '{"name":"b"}\n', "</tools>\n"]
+        self.lines_apart = encode("".join(lines)) == [i for line in lines for i in encode(line)]
+        self.known_lines: dict[str, list[int]] = {}
 
     def render(self, dialogs: Iterable[Dialog]) -> Iterator[Datum]:
         """Dialogs → training data. A dialog with nothing to train on, or that cannot be rendered,
@@ -205,20 +213,18 @@ class Renderer:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts with sentinels → ids; special tokens in structure are tokens, in protected text
         they are characters."""
-        pieces: list[list[str | int]] = []  # text to encode, or the index of a protected string
-        flat: list[str] = []
-        for text in texts:
-            parts: list[str | int] = []
-            for number, part in enumerate(SENTINEL.split(text)):
-                if number % 2:
-                    parts.append(int(part))
-                elif part:
-                    parts.append(part)
-                    flat.append(part)
-            pieces.append(parts)
-        encoded = iter(
-            self.tokenizer.backend_tokenizer.encode_batch_fast(flat, add_special_tokens=False)
+        pieces = [self.pieces(text) for text in texts]
+        flat = list(dict.fromkeys(p for parts in pieces for p in parts if isinstance(p, str)))
+        if len(self.known_lines) > MAX_KNOWN_LINES:
+            self.known_lines.clear()
+        unknown = [text for text in flat if text not in self.known_lines]
+        encoded = self.tokenizer.backend_tokenizer.encode_batch_fast(
+            unknown, add_special_tokens=False
         )
+        found = {text: encoding.ids for text, encoding in zip(unknown, encoded, strict=True)}
+        self.known_lines |= {
+            text: ids for text, ids in found.items() if text.startswith(TOOL_START)
+        }
         result = []
         for parts in pieces:
             ids: list[int] = []
@@ -226,9 +232,22 @@ class Renderer:
                 if isinstance(part, int):
                     ids += self.literal_ids[self.protected[part]]
                 else:
-                    ids += next(encoded).ids
+                    ids += found[part] if part in found else self.known_lines[part]
             result.append(ids)
         return result
+
+    def pieces(self, text: str) -> list[str | int]:
+        """Text to encode, and numbers of protected strings. A tool's line stands apart where that
+        changes no token: the same tools come again and again, and are encoded once."""
+        parts: list[str | int] = []
+        for number, part in enumerate(SENTINEL.split(text) if MARK in text else (text,)):
+            if number % 2:
+                parts.append(int(part))
+            elif self.lines_apart and TOOL_START in part:
+                parts += TOOL_LINE.split(part)
+            elif part:
+                parts.append(part)
+        return parts
 
     def tokenise(self, rows: Sequence[Rendered]) -> Iterator[Datum]:
         try:
