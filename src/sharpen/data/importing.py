@@ -25,8 +25,8 @@ from sharpen.types import Dialog, Json, Preference, RowError, SharpenError, Task
 
 TO_ROW: dict[type, Callable[[Any], Json]]
 TO_ROW = {Dialog: dialog_to_row, Preference: preference_to_row, Task: task_to_row}
-WANTED = dict.fromkeys(("id", "instruction", "kind", "difficulty"), str)
-WANTED |= dict.fromkeys(("metadata", "gold"), dict)
+WANTED: dict[str, type] = {"id": str, "metadata": dict}
+OF_TASKS = WANTED | {"instruction": str, "kind": str, "difficulty": str, "gold": dict}
 SHAPE_ERRORS = (KeyError, TypeError, AttributeError, ValueError, IndexError, RecursionError)
 
 
@@ -105,11 +105,11 @@ def fault(error: Exception) -> str:
 
 def misfits(noun: Noun) -> list[str]:
     """Fields whose type the reader would refuse: a foreign record's values come through unseen."""
-    given = ((name, getattr(noun, name, kind()), kind) for name, kind in WANTED.items())
-    wrong = [name for name, value, kind in given if not isinstance(value, kind)]
+    wanted = OF_TASKS if isinstance(noun, Task) else WANTED
+    wrong = [name for name, kind in wanted.items() if not isinstance(getattr(noun, name), kind)]
     pair = isinstance(noun, Preference)
     for m in noun.prompt + noun.chosen + noun.rejected if pair else noun.messages:
-        if not all(isinstance(text, str) for text in (m.content, m.name, m.tool_call_id)):
+        if {type(m.content), type(m.name), type(m.tool_call_id)} != {str}:
             wrong.append(f"a message of the {m.role}")
     if len({tool.name for tool in noun.tools}) < len(noun.tools):
         return ["two tools have one name"]
