@@ -81,7 +81,7 @@ def test_tool_call_samples():
 
 def test_tool_call_samples_refuse_what_does_not_fit():
     made = ToolCallDataGenerator(TOOLS)
-    with pytest.raises(SharpenError, match="no tool 'sell'"):
+    with pytest.raises(SharpenError, match="'sell' is not offered"):
         made.generate_sft_sample("q", "sell", {}, "r", "a")
     with pytest.raises(SharpenError, match="product_id"):
         made.generate_sft_sample("q", "check_inventory", {}, "r", "a")

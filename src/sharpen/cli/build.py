@@ -15,7 +15,7 @@ def build(
     tools: Annotated[Path | None, Option(help="Own tools: .py of @tool, or openapi.json.")] = None,
     rows: Annotated[int | None, Option(help="Dialogs: 5000; own tools: 40 each.", min=20)] = None,
     extended: Annotated[int, Option(help="Fresh tasks a part, beside the splits.", min=0)] = 2000,
-    workers: Annotated[int | None, Option(help="Processes.", min=1)] = None,
+    workers: Annotated[int, Option(help="Processes; 0 is up to four.", min=0)] = 0,
     phrase_with: Annotated[str | None, Option(help="A model to word --tools' requests.")] = None,
     as_json: Annotated[bool, Option("--json", help="End with one JSON object.")] = False,
 ) -> None:

@@ -116,8 +116,7 @@ def gold_pair(task: Task) -> Preference:
 
 
 class AgentSFTFormatter:
-    """A dialog as one prompt text and one answer text, for trainers that want pairs. Training here
-    renders the messages themselves."""
+    """A dialog as a prompt and an answer text; training here renders the messages themselves."""
 
     TEMPLATE = (
         "<|system|>\nYou are an assistant who solves tasks with tools.\nTools:\n"
@@ -135,8 +134,7 @@ class AgentSFTFormatter:
         return row | {"task_type": self.classify_task(dialog), "metadata": dialog.metadata}
 
     def format_assistant_response(self, dialog: Dialog) -> str:
-        """Everything after the first request: what the assistant said and called, what tools and
-        the user answered."""
+        """Everything after the first request, with what tools and the user answered."""
         first = next((i for i, m in enumerate(dialog.messages) if m.role == "user"), -1)
         parts = []
         for message in dialog.messages[first + 1 :]:
@@ -157,8 +155,7 @@ class AgentSFTFormatter:
 
 @dataclass(frozen=True, slots=True)
 class ProcessedDialog:
-    """A dialog with what coreset selection and replay go by; `metadata` holds `token_length`,
-    `lexical_diversity` and, where it is known, `loss`."""
+    """`metadata` holds `token_length`, `lexical_diversity` and, where it is known, `loss`."""
 
     dialog_id: str
     task_type: str
@@ -169,8 +166,7 @@ class ProcessedDialog:
 
 
 class AgentDialogProcessor:
-    """Measures dialogs. `scorer` gives real losses; without it only a `loss` that a row brings is
-    kept, none is made up."""
+    """Measures dialogs. `scorer` gives real losses, else only a `loss` that a row has is kept."""
 
     def __init__(self, tokenizer: Any = "smollm2-135m", scorer: Scorer | None = None):
         if isinstance(tokenizer, str):

@@ -1,8 +1,6 @@
-"""`sharpen data build`: the three sets from the tool world, the same bytes for the same seed.
-
-A row is a pure function of (file, kind, seed, number), so workers draw rows in any order; the guard
-then sees them in theirs and turns away what is too near another split. Held-out splits come first,
-because train has more to choose from.
+"""`sharpen data build`: the three sets from the tool world, the same bytes for the same seed. A row
+is a pure function of (file, kind, seed, number), so workers may draw it; the guard sees all rows in
+order, held-out splits first, because train has more to choose from.
 """
 
 from __future__ import annotations
@@ -58,6 +56,8 @@ class File:
     extended: bool = False
 
 
+USUAL = Sizes()
+shelf_of = cache(Shelf)
 Noun = Dialog | Task
 Job = tuple[File, str, int, range]  # a file, a kind, the seed and the numbers of rows to be drawn
 Run = Callable[[list[Job]], Iterator[list[Noun | None]]]
@@ -88,11 +88,6 @@ def portions(total: int, shares: dict[str, float]) -> dict[str, int]:
     for name in rest[: total - sum(found.values())]:
         found[name] += 1
     return found
-
-
-@cache
-def shelf_of(world: World, split: Family, seed: int) -> Shelf:
-    return Shelf(world, split, seed)
 
 
 def draw(job: Job, world: World | None = None) -> list[Noun | None]:
@@ -134,9 +129,8 @@ def fill_file(
     return [replace(noun, id=f"{name}-{number:05d}") for number, noun in enumerate(kept, 1)]
 
 
-def tool_rows(world: World) -> Iterator[Json]:
+def tool_rows(world: World, places: dict[str, Family]) -> Iterator[Json]:
     """The catalogue. What people say to held-out tools is left out: it is what the tests ask."""
-    places = split_categories(world.categories)
     for tool in world.tools():
         row: Json = card_row(world, tool) | {"split": places[tool.category]}
         for example in row["examples"] if row["split"] != "train" else ():
@@ -145,36 +139,29 @@ def tool_rows(world: World) -> Iterator[Json]:
 
 
 def build_data(
-    out: str | Path,
-    seed: int = 0,
-    sizes: Sizes | None = None,
-    workers: int | None = None,
-    world: World | None = None,
+    out: Path, seed: int = 0, sizes: Sizes = USUAL, workers: int = 0, world: World | None = None
 ) -> Json:
-    """Build the three sets below `out` and return the manifest. Another world than the shipped one
-    is drawn from in this process."""
-    out, files = Path(out), plan_files(sizes or Sizes())
+    """Build the three sets below `out`; another world than the shipped one in this process."""
     refuse_foreign(out)
-    home, guard = world or shipped_world(), Guard()
+    files, home, guard = plan_files(sizes), world or shipped_world(), Guard()
+    places = split_categories(home.categories)
     total = sum(sum(file.quotas.values()) for file in files)
     # the catalogue reads the whole world, before workers copy this process
-    rows: dict[str, list[Json]] = {"agent_tools/tools.jsonl": list(tool_rows(home))}
+    rows: dict[str, list[Json]] = {"agent_tools/tools.jsonl": list(tool_rows(home, places))}
     with workers_of(1 if world else workers, home) as run, progress("building", total) as advance:
         for file in files:
             nouns = fill_file(file, seed, guard, run, advance)
             rows[file.path] = [
                 task_to_row(n) if isinstance(n, Task) else dialog_to_row(n) for n in nouns
             ]
-    places = split_categories(home.categories)
     held_out = {s: [c for c in places if places[c] == s] for s in ("dev", "test")}
     world_files = {name: records.sha256_file(path) for name, path in home.files.items()}
     return write_sets(out, rows, {"seed": seed, "held_out": held_out, "world": world_files})
 
 
 @contextmanager
-def workers_of(count: int | None, world: World) -> Iterator[Run]:
-    """A pool of copies of this process, started before anything here starts threads; this process
-    alone where one has to do, as it must where processes cannot be copied."""
+def workers_of(count: int, world: World) -> Iterator[Run]:
+    """Copies of this process, made before it starts threads; none where they cannot be made."""
     count = count or min(4, os.cpu_count() or 1)
     if count == 1 or sys.platform != "linux":
         yield lambda jobs: (draw(job, world) for job in jobs)

@@ -23,8 +23,6 @@ LONGEST = 4400  # characters of everything but the tools: about 1,300 tokens
 QUIET, LONGER = 0.6, 0.2  # shares: of dialogs about nothing to do, and of one more turn
 TRIES = 8
 
-# Kinds of main request -------------------------------------------------------------------------
-
 
 def single(scene: Scene) -> None:
     scene.serve(scene.request(scene.text))
@@ -79,12 +77,10 @@ def planned(shapes: tuple[str, ...], frame: str, scene: Scene) -> None:
         scene.perform(*(step.call for step in steps))
     else:
         names = [f"{at}. {step.tool.name}" for at, step in enumerate(steps, 1)]
-        content = f"Plan: {', '.join(names)}."
-        for step in steps:
-            scene.perform(step.call, content=content)
-            content = ""
+        for at, step in enumerate(steps):
+            scene.perform(step.call, content="" if at else f"Plan: {', '.join(names)}.")
     scene.last = steps[-1].tool, steps[-1].result
-    scene.say(" ".join(step.answer(scene.rng) for step in steps))
+    scene.say(" ".join(scene.answer(step.tool, step.result, step.call) for step in steps))
 
 
 def missing(scene: Scene) -> None:
@@ -116,29 +112,21 @@ def explain(scene: Scene) -> ToolCall:
     call = scene.sample(goal)
     scene.user(scene.frame("explain").format(goal=fill(goal, call.arguments)))
     given = [f"{n.replace('_', ' ')} {spoken(v)}" for n, v in call.arguments.items()]
-    scene.say(
-        f"With {name}: {about[:1].lower()}{about[1:-1]}. I would pass "
-        f"{', '.join(given) or 'nothing'}; nothing has been done yet."
-    )
+    told = f"I would pass {', '.join(given) or 'nothing'}; nothing has been done yet."
+    scene.say(f"With {name}: {about[:1].lower()}{about[1:-1]}. {told}")
     scene.used[name] = scene.tool
     return call
 
 
 def no_suitable(scene: Scene) -> None:
-    """Nothing on offer does it."""
-    scene.quiet = scene.rng.random() < QUIET
-    scene.barred += look_alikes(scene.shelf, scene.tool)
-    decline(scene)
-
-
-def decline(scene: Scene) -> None:
+    """Nothing on offer does it, from the first such request on."""
+    if not scene.barred:
+        scene.quiet = scene.rng.random() < QUIET
+        scene.barred = look_alikes(scene.shelf, scene.tool)
     call, goal = scene.request(scene.text), scene.tool.operation.goal
     told = all(name in call.arguments for name in slots(goal))
     wanted = fill(goal, call.arguments) if told else "do that"
     scene.say(f"None of the tools I have here can {wanted}, so I have to leave it.")
-
-
-# What follows ----------------------------------------------------------------------------------
 
 
 def another(scene: Scene) -> None:
@@ -160,7 +148,7 @@ def another_question(scene: Scene) -> None:
     if scene.barred:
         scene.tool = scene.rng.choice(scene.barred)
         scene.text = scene.rng.choice(scene.tool.operation.ask)
-        return decline(scene)
+        return no_suitable(scene)
     tools = unused(scene)
     if not tools:
         raise Fruitless

@@ -14,8 +14,7 @@ ODD_ONE = "One sentence above has nothing to do with the others. Which one is it
 
 
 class LongContextDataGenerator:
-    """Lengths are in characters. `filler` are sentences of one's own to hide needles among; only
-    long-form data needs a policy."""
+    """Lengths are in characters; `filler` are sentences of one's own to hide needles among."""
 
     def __init__(self, policy: Policy | None = None, filler: Sequence[str] = (), seed: int = 0):
         self.policy, self.filler, self.seed = policy, tuple(filler), seed
@@ -28,8 +27,7 @@ class LongContextDataGenerator:
         question: str = ODD_ONE,
         answer: str | None = None,
     ) -> Json:
-        """A text of about `context_length` characters with `needle` between two of its sentences,
-        as near to `needle_position` (0 to 1) as sentences allow."""
+        """`needle` between two sentences, as near to `needle_position` (0 to 1) as they allow."""
         if not 0 <= needle_position <= 1 or context_length <= len(needle):
             raise SharpenError(
                 f"a needle of {len(needle)} characters at {needle_position} does not fit into "

@@ -1,41 +1,34 @@
 """Dialogs and a benchmark for one's own tools: a Python file of `@tool` functions, which are really
-executed, or an OpenAPI file, of which only the schema is known.
-
-Values are drawn from the schemas (`enum`, `examples`, bounds, formats, well-known names),
-requests are worded from the descriptions, or by a policy. The splits share the tools, as they must
-with a few of them, and differ in values and wording. Nothing is made up where nothing was executed:
-a row over an OpenAPI tool ends with the call.
+executed, or an OpenAPI file, whose rows end with the call. Values are drawn from the schemas,
+requests worded from the descriptions, or by a policy. The splits differ in values and wording only.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from sharpen.config import read_yaml
 from sharpen.data.generate import build
-from sharpen.data.generate.openapi import openapi_tools
 from sharpen.data.generate.reasoning import replies
 from sharpen.data.generate.splits import frames
 from sharpen.records import sha256_file
 from sharpen.rows import dialog_to_row, task_to_row, tool_to_wire
-from sharpen.tools import ToolResult, check_call, load_tools
+from sharpen.tools import ToolResult, check_call, load_tools, recursive_ref
 from sharpen.types import Dialog, Json, Message, Policy, SharpenError, Task, ToolCall, ToolSpec
 from sharpen.world.fields import TODAY, Family, part, sentence, shared_pools
 from sharpen.world.phrases import spoken
 from sharpen.world.state import seeded
 
+METHODS = ("get", "post", "put", "patch", "delete")
 ROWS_PER_TOOL, CANDIDATES, TRIES = 40, 5, 40
-KINDS = {"call": 0.6, "ask": 0.2, "decline": 0.2}
-DIFFICULTY = {"call": "easy", "ask": "medium", "decline": "hard"}
-REPHRASE = (
-    "Rewrite this as one natural request to an assistant. Keep every one of these values exactly "
-    "as it is written: {values}. Answer with the request only.\n\n{text}"
-)
+KINDS = {"call": (0.6, "easy"), "ask": (0.2, "medium"), "decline": (0.2, "hard")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +43,62 @@ def load_own(path: Path) -> list[Own]:
     if path.suffix in (".json", ".yaml", ".yml"):
         return [Own(spec) for spec in openapi_tools(path)]
     raise SharpenError(f"{path}: expected a .py file with @tool functions, or an OpenAPI file")
+
+
+def openapi_tools(path: Path) -> list[ToolSpec]:
+    """One tool for each operation of an OpenAPI document, with all its parameters in one schema."""
+    document = read_yaml(path)  # JSON is YAML
+    if not isinstance(document, dict) or not isinstance(document.get("paths"), dict):
+        raise SharpenError(f"{path}: not an OpenAPI document: it has no paths")
+    if cycle := recursive_ref(document):
+        raise SharpenError(f"{path}: $ref {cycle!r} contains itself")
+    found: dict[str, ToolSpec] = {}
+    for route, methods in document["paths"].items():
+        for method in METHODS:
+            operation = (methods or {}).get(method)
+            if isinstance(operation, dict):
+                shared = methods.get("parameters", [])
+                spec = operation_spec(document, f"{method} {route}", operation, shared)
+                if spec.name in found:
+                    raise SharpenError(f"{path}: two operations are called {spec.name!r}")
+                found[spec.name] = spec
+    if not found:
+        raise SharpenError(f"{path}: it has no operations")
+    return list(found.values())
+
+
+def operation_spec(document: Json, route: str, operation: Json, shared: list[Json]) -> ToolSpec:
+    properties, required = {}, []
+    for given in (*shared, *operation.get("parameters", [])):
+        parameter = inlined(given, document, route)
+        schema = parameter.get("schema") or {"type": parameter.get("type", "string")}
+        about = parameter.get("description")
+        properties[parameter["name"]] = schema | ({"description": about} if about else {})
+        required += [parameter["name"]] if parameter.get("required") else []
+    body = inlined(operation.get("requestBody") or {}, document, route)
+    schema = body.get("content", {}).get("application/json", {}).get("schema", {})
+    properties |= schema.get("properties", {})
+    required += schema.get("required", [])
+    name = operation.get("operationId") or route
+    parameters = {"type": "object", "properties": properties, "required": sorted(set(required))}
+    about = operation.get("description") or operation.get("summary") or route
+    return ToolSpec(re.sub(r"\W+", "_", name).strip("_"), about, parameters)
+
+
+def inlined(value: Any, document: Json, where: str) -> Any:
+    """The value with local references put in their place."""
+    if isinstance(value, list):
+        return [inlined(item, document, where) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$ref" in value:
+        target: Any = document
+        for key in str(value["$ref"]).removeprefix("#/").split("/"):
+            target = target.get(key) if isinstance(target, dict) else None
+        if target is None:
+            raise SharpenError(f"{where}: $ref {value['$ref']!r} leads nowhere in the file")
+        return inlined(target, document, where)
+    return {key: inlined(item, document, where) for key, item in value.items()}
 
 
 # Values and wording ----------------------------------------------------------------------------
@@ -126,7 +175,7 @@ def task_of(description: str) -> str:
 def rephrased(text: str, given: Json, policy: Policy, seed: int) -> str:
     """The policy's wording, if it kept every value; else the plain one."""
     values = [spoken(value) for value in given.values()]
-    asked = REPHRASE.format(values=", ".join(values) or "none", text=text)
+    asked = frames("rephrase").format(values=", ".join(values) or "none", text=text)
     turn = replies(policy, [asked], 96, 0.7, seed)[0]
     said = turn.message.content.strip().strip('"')
     return said if said and all(value in said for value in values) else text
@@ -154,10 +203,10 @@ def own_row(
     shown += [] if kind == "decline" else [tool]
     rng.shuffle(shown)
     messages, gold = [Message("user", text)], Json(decision=kind)
-    if kind == "decline":
-        messages.append(Message("assistant", "None of the tools I have here can do that."))
-    else:
+    done, wrong = [Message("assistant", "None of the tools I have here can do that.")], ""
+    if kind != "decline":
         gold["tools"] = [spec.name]
+        done, wrong = called(tool, call)
     if kind == "call":
         gold["calls"] = [{"name": spec.name, "arguments": arguments}]
     if kind == "ask":
@@ -165,21 +214,17 @@ def own_row(
         about = spec.parameters["properties"][dropped].get("description") or dropped
         messages.append(Message("assistant", f"I still need to know: {about.rstrip('.')}."))
         messages.append(Message("user", f"{spoken(arguments[dropped])}."))
-    if kind != "decline":
-        done, wrong = called(tool, call)
-        if wrong:
-            return None
-        messages += done
-    specs, executed = tuple(t.spec for t in shown), tool.run is not None and kind != "decline"
+    if wrong:
+        return None
+    messages, specs = (*messages, *done), tuple(t.spec for t in shown)
     task_type = "tool_selection" if kind == "call" else "timing_decision"
-    metadata = {"kind": kind, "executed": executed}
-    dialog = Dialog(tuple(messages), specs, task_type=task_type, metadata=metadata)
-    return dialog, Task("", text, specs, gold, "timing", DIFFICULTY[kind])
+    metadata = {"kind": kind, "executed": tool.run is not None and kind != "decline"}
+    dialog = Dialog(messages, specs, task_type=task_type, metadata=metadata)
+    return dialog, Task("", text, specs, gold, "timing", KINDS[kind][1])
 
 
 def called(tool: Own, call: ToolCall) -> tuple[list[Message], str]:
-    """The call with its real result and an answer, or alone where nothing can be executed; and what
-    went wrong."""
+    """The call, where it can be executed with its real result and an answer; and what failed."""
     asked = Message("assistant", tool_calls=(call,))
     if tool.run is None:
         return [asked], ""
@@ -204,7 +249,8 @@ def own_rows(
     tools: list[Own], split: Family, count: int, seed: int, policy: Policy | None, taken: set[str]
 ) -> list[tuple[Dialog, Task]]:
     """As many rows as wanted, or as many different ones as the tools allow."""
-    shares = {kind: share for kind, share in KINDS.items() if kind != "decline" or len(tools) > 1}
+    shares = {kind: share for kind, (share, _) in KINDS.items()}
+    shares |= {} if len(tools) > 1 else {"decline": 0.0}
     made = []
     for kind, quota in build.portions(count, shares).items():
         rng, wanted = seeded("own", seed, split, kind), len(made) + quota
@@ -221,22 +267,16 @@ def own_rows(
 
 
 def build_own(
-    path: str | Path,
-    out: str | Path,
-    seed: int = 0,
-    rows: int | None = None,
-    policy: Policy | None = None,
+    path: Path, out: Path, seed: int = 0, rows: int | None = None, policy: Policy | None = None
 ) -> Json:
     """The three sets over a file of tools. Tools that never succeed are left out and named."""
-    path, out, taken = Path(path), Path(out), set[str]()
     build.refuse_foreign(out)
-    given = load_own(path)
-    reasons = {tool.spec.name: why_unusable(tool, seed) for tool in given}
-    left_out = {name: reason for name, reason in reasons.items() if reason}
-    tools = [tool for tool in given if tool.spec.name not in left_out]
+    given = [(tool, why_unusable(tool, seed)) for tool in load_own(path)]
+    left_out = {tool.spec.name: reason for tool, reason in given if reason}
+    tools = [tool for tool, reason in given if not reason]
     if not tools:
         raise SharpenError(f"{path}: no tool can be used: {json.dumps(left_out)}")
-    total = rows or ROWS_PER_TOOL * len(tools)
+    total, taken = rows or ROWS_PER_TOOL * len(tools), set[str]()
     files = {"agent_tools/tools.jsonl": [tool_to_wire(tool.spec) for tool in tools]}
     for split in build.SPLITS:
         count = round(total * build.SFT[split])

@@ -1,16 +1,14 @@
-"""Plans over the tool world: steps of which some take what earlier ones returned.
-
-A plan is grown forwards: each step is really executed in a copy of the episode before the next one
-is drawn, so what a step takes is what its parent gave. The same file executes a plan that was
-written down, and refuses one that does not reach its recorded end state.
+"""Plans over the tool world: steps of which some take what earlier ones returned. Each step is
+really executed in a copy of the episode before the next one is drawn. A plan that was written down
+is executed again, and refused if it does not reach its recorded end state.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import islice, permutations
 from typing import Any
 
@@ -41,15 +39,7 @@ class Handle:
     key: str
     entity: str
     phrase: str
-    noun: str
-
-    def spoken(self, at: int, steps: Sequence[Step]) -> str:
-        """How step `at` names it: what points back, or might be a later step's, needs a number."""
-        between = [e for step in steps[self.step + 1 : at] for e in step.tool.yields.values()]
-        far = at > self.step + 1 and POINTING.search(self.phrase)
-        if far or self.entity in between:
-            return f"the {self.noun} of the {ORDINAL[self.step]} step"
-        return self.phrase
+    full: str  # where that might be taken for something else
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +47,7 @@ class Step:
     tool: Tool
     call: ToolCall
     result: Json
-    links: dict[str, Handle] = field(default_factory=dict)
-
-    def answer(self, rng: random.Random) -> str:
-        return fill(rng.choice(self.tool.operation.say), self.result, self.call.arguments)
+    links: dict[str, Handle]
 
 
 def find_steps(scene: Scene, shapes: Sequence[str], tries: int, writes: bool = False) -> list[Step]:
@@ -78,7 +65,10 @@ def ask_for(scene: Scene, steps: Sequence[Step], frame: str = "") -> None:
     for at, step in enumerate(steps):
         text = step.tool.operation.goal
         for name, handle in step.links.items():
-            text = text.replace(f"{{{name}}}", handle.spoken(at, steps))
+            between = steps[handle.step + 1 : at]
+            like = handle.entity in (e for step in between for e in step.tool.yields.values())
+            vague = like or (between and POINTING.search(handle.phrase))
+            text = text.replace(f"{{{name}}}", handle.full if vague else handle.phrase)
         goals.append(fill(text, step.call.arguments))
     frame = frame or ("chain" if any(step.links for step in steps) else "both")
     opening, between, last, end = scene.frame(frame)
@@ -86,15 +76,15 @@ def ask_for(scene: Scene, steps: Sequence[Step], frame: str = "") -> None:
 
 
 def grow(scene: Scene, shape: str) -> list[Step]:
-    """Steps of this shape that work one after the other from the episode's present state, or
-    nothing. The episode itself is not changed."""
+    """Steps of this shape that work in any order from the present state, or nothing."""
     scratch, steps = scene.episode.fork(), list[Step]()
     parents = [[int(digit) for digit in step if digit != "-"] for step in shape.split()]
     for at, mine in enumerate(parents):
         gives = any(at in later for later in parents[at + 1 :])
         used = {step.tool.name for step in steps}
-        free = [t for t in scene.tools.values() if t.name not in used]
-        pool = [t for t in free if not gives or speaks_of_keys(t)]
+        pool = [t for t in scene.tools.values() if t.name not in used]
+        if gives:
+            pool = [t for t in pool if t.yields and (t.operation.pick or t.operation.op in DETAILS)]
         handles = [handles_of(scene.shelf, steps[p], p) for p in mine]
         step = next_step(scratch, pool, scene.rng, handles)
         if step is None or (gives and not handles_of(scene.shelf, step, at)):
@@ -155,12 +145,9 @@ def handles_of(shelf: Shelf, step: Step, at: int) -> list[Handle]:
         elif operation.op in DETAILS and last.endswith("_id") and entity != own:
             phrase = f"its {last.removesuffix('_id').replace('_', ' ')}"
         if phrase:
-            found.append(Handle(at, path, key, entity, phrase, known.noun))
+            full = f"the {known.noun} of the {ORDINAL[at]} step"
+            found.append(Handle(at, path, key, entity, phrase, full))
     return found
-
-
-def speaks_of_keys(tool: Tool) -> bool:
-    return bool(tool.yields) and bool(tool.operation.pick or tool.operation.op in DETAILS)
 
 
 def value_at(result: Json, path: str) -> Any:
@@ -177,26 +164,16 @@ def edges(steps: Sequence[Step]) -> list[tuple[int, int]]:
     return sorted({(h.step, at) for at, step in enumerate(steps) for h in step.links.values()})
 
 
-def orders(steps: Sequence[Step]) -> Iterator[tuple[int, ...]]:
-    """Every order of the steps that respects the dependencies."""
-    before = edges(steps)
-    for order in permutations(range(len(steps))):
-        if all(order.index(a) < order.index(b) for a, b in before):
-            yield order
-
-
 def in_any_order(episode: Episode, steps: list[Step]) -> bool:
     """Does every order that respects the dependencies give the same answers and the same end?"""
-    ends = []
-    for order in islice(orders(steps), ORDERS_TRIED):
+    before, ends, every = edges(steps), [], permutations(range(len(steps)))
+    right = (o for o in every if all(o.index(a) < o.index(b) for a, b in before))
+    for order in islice(right, ORDERS_TRIED):
         run = episode.fork()
         if any(run.call(steps[at].call) != steps[at].result for at in order):
             return False
         ends.append(run.changes())
     return all(end == ends[0] for end in ends)
-
-
-# Written plans ---------------------------------------------------------------------------------
 
 
 def plan_to_gold(steps: Sequence[Step]) -> Json:
@@ -237,20 +214,24 @@ def resolve(value: Any, results: dict[str, Json], where: str) -> Any:
     return found
 
 
-def verify_gold(world: World, gold: Json, where: str) -> None:
-    """Run what a task says is right in a fresh episode; it must succeed and end where the task says
-    it does."""
-    if "calls" not in gold:
-        return
+def replay(world: World, gold: Json, where: str) -> Episode:
+    """The fresh episode of a task after its gold calls, all of which must succeed."""
     episode = world.episode(gold["categories"], gold["seed"], gold["family"])
     for call in gold["calls"]:
         result = episode.call(ToolCall(call["name"], call["arguments"]))
         if outcome_of(result) != "ok":
             raise SharpenError(f"{where}: the gold call of {call['name']} fails: {result}")
-    if gold.get("state", episode.digest()) != episode.digest():
+    return episode
+
+
+def verify_gold(world: World, gold: Json, where: str) -> None:
+    """What a task says is right must succeed and end where the task says it does."""
+    if "calls" not in gold:
+        return
+    if replay(world, gold, where).digest() != gold["state"]:
         raise SharpenError(f"{where}: the gold calls do not reach the recorded end state")
     if "steps" in gold:
         again = world.episode(gold["categories"], gold["seed"], gold["family"])
         made = gold_calls(run_plan(again, gold, where))
-        if made["calls"] != gold["calls"] or not again.same(episode):
+        if made["calls"] != gold["calls"] or again.digest() != gold["state"]:
             raise SharpenError(f"{where}: the gold plan does not reach the recorded end state")

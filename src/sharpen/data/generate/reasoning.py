@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from sharpen.data.generate.splits import frames
 from sharpen.types import Dialog, Json, Message, Policy, Sampling, SharpenError, StopReason, Turn
 
 Verifier = Callable[[str, str], bool]  # (response, right answer) → is it right?
-PROMPT = (
-    "Solve the following problem and show your reasoning.\n\nProblem: {question}\n\n"
-    "Reason step by step inside <think></think>, then give the answer in \\boxed{{}}."
-)
-APPROACHES = (
-    "Solve it with algebra.",
-    "Solve it by picturing it.",
-    "Work backwards from what is wanted.",
-    "Distinguish cases.",
-    "Try special values first, then solve it in general.",
-)
+
+
+def prompt(question: str) -> str:
+    return frames("reasoning")["prompt"].format(question=question)
 
 
 def replies(
@@ -38,19 +32,17 @@ class ReasoningDataGenerator:
         """`{"question", "reasoning", "answer"}` for every question that was solved."""
         if len(questions) != len(answers):
             raise SharpenError(f"{len(questions)} questions, but {len(answers)} answers")
-        texts = self.solve([PROMPT.format(question=q) for q in questions], answers, 0.3)
-        return [
-            {"question": question, "reasoning": text, "answer": answer}
-            for question, text, answer in zip(questions, texts, answers, strict=True)
-            if text
-        ]
+        texts = self.solve([prompt(question) for question in questions], answers, 0.3)
+        rows = zip(questions, texts, answers, strict=True)
+        return [{"question": q, "reasoning": text, "answer": a} for q, text, a in rows if text]
 
     def generate_diverse_solutions(
         self, question: str, answer: str, n_solutions: int = 5
     ) -> list[str]:
         """Different right solutions, one try for each approach."""
-        asked = [APPROACHES[i % len(APPROACHES)] for i in range(n_solutions)]
-        prompts = [f"{PROMPT.format(question=question)}\n{approach}" for approach in asked]
+        approaches = frames("reasoning")["approaches"]
+        hints = [approaches[i % len(approaches)] for i in range(n_solutions)]
+        prompts = [f"{prompt(question)}\n{hint}" for hint in hints]
         texts = self.solve(prompts, [answer] * n_solutions, 0.7)
         return list(dict.fromkeys(text for text in texts if text))
 

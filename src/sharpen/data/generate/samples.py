@@ -1,6 +1,4 @@
-"""Rows from what is at hand: single samples, ReAct text, logs, scored trajectories, and renamed
-copies of dialogs. Nothing is written that does not fit its tool's schema.
-"""
+"""Rows from what is at hand: samples, ReAct text, logs, scored trajectories, renamed dialogs."""
 
 from __future__ import annotations
 
@@ -15,7 +13,6 @@ from typing import Any
 
 from sharpen.rewards.calls import call_problems
 from sharpen.rows import dialog_to_row, tools_from_wire
-from sharpen.tools import check_call
 from sharpen.types import (
     Dialog,
     Json,
@@ -30,13 +27,11 @@ from sharpen.types import (
 
 
 class ToolCallDataGenerator:
-    """Tool-call samples over one set of tools. Tools go beside the messages, where the renderer
-    puts them into the prompt; `system` is a further instruction."""
+    """Samples over one set of tools, to whose schemas every call must fit."""
 
     def __init__(self, tools: list[Json], system: str = ""):
         self.tools = tools_from_wire(tools, "tools")
-        self.tool_names = [tool.name for tool in self.tools]
-        self.system = system
+        self.tool_names, self.system = [tool.name for tool in self.tools], system
 
     def generate_sft_sample(
         self,
@@ -52,13 +47,15 @@ class ToolCallDataGenerator:
         return self.generate_multi_tool_sample(user_query, [last])
 
     def generate_multi_tool_sample(self, user_query: str, tool_sequence: list[Json]) -> Json:
-        """Steps `{"tool", "args", "result", "reasoning"?}` one after the other; the last one has
-        `final_response`."""
+        """Steps `{"tool", "args", "result", "reasoning"?}`; the last one has `final_response`."""
         messages = []
         for number, step in enumerate(tool_sequence, 1):
-            call = self.checked(step["tool"], step["args"], f"call_{number}")
-            messages.append(Message("assistant", step.get("reasoning", ""), (call,)))
-            messages.append(Message("tool", step["result"], name=call.name, tool_call_id=call.id))
+            call = ToolCall(step["tool"], step["args"], f"call_{number}")
+            asked = Message("assistant", step.get("reasoning", ""), (call,))
+            if problems := call_problems(asked, self.tools):
+                raise SharpenError(f"{user_query!r}: {'; '.join(problems)}")
+            result = Message("tool", step["result"], name=call.name, tool_call_id=call.id)
+            messages += [asked, result]
         if not tool_sequence or not tool_sequence[-1].get("final_response"):
             raise SharpenError(f"{user_query!r}: the last step needs a final_response")
         return self.row(user_query, messages, tool_sequence[-1]["final_response"])
@@ -78,14 +75,6 @@ class ToolCallDataGenerator:
         failed = [step | {"result": json.dumps({"error": step["error"]})} for step in failures]
         told = [{"reasoning": reasoning} | step for step in [*failed[1:], tool_sequence[0]]]
         return self.generate_multi_tool_sample(user_query, [*failed[:1], *told, *tool_sequence[1:]])
-
-    def checked(self, name: str, arguments: Json, call_id: str) -> ToolCall:
-        if name not in self.tool_names:
-            raise SharpenError(f"no tool {name!r}; there are {', '.join(self.tool_names)}")
-        call = ToolCall(name, arguments, call_id)
-        if problems := check_call(call, self.tools[self.tool_names.index(name)]):
-            raise SharpenError(f"call of {name!r}: {'; '.join(problems)}")
-        return call
 
     def row(self, query: str, messages: Sequence[Message], answer: str) -> Json:
         system = (Message("system", self.system),) if self.system else ()
@@ -120,9 +109,6 @@ class ReActDataGenerator:
 
 def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-# Trajectories ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +172,8 @@ def preference_pair(
     return Preference(task.messages, said[0], said[1], task.tools, task.id, high, low)
 
 
-# Function masking ------------------------------------------------------------------------------
-
-
 def mask_functions(dialog: Dialog, seed: int = 0) -> Dialog:
-    """The same dialog with meaningless tool and parameter names, so that a model has to read the
-    descriptions."""
+    """The dialog with meaningless tool and parameter names: descriptions have to be read."""
     old = [tool.name for tool in dialog.tools]
     rng = random.Random(f"{seed}|{dialog.id}|{old}")
     names = {name: f"func_{rng.randrange(16**4):04x}_{i}" for i, name in enumerate(old)}

@@ -1,6 +1,4 @@
-"""One row while it is being played: a user asks for a tool of the world, calls are really made.
-Dialogs and tasks are both made from scenes.
-"""
+"""One dialog or task while it is played: a user asks for a tool, calls are really made."""
 
 from __future__ import annotations
 
@@ -9,17 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sharpen.calls import compact_json
-from sharpen.data.generate.splits import Shelf
+from sharpen.data.generate.splits import Shelf, frames
 from sharpen.types import Json, Message, ToolCall
 from sharpen.world.domain import Tool
 from sharpen.world.episode import FAULTS, Episode
 from sharpen.world.fields import sentence
 from sharpen.world.phrases import fill, slots
-
-RETRY = {
-    "timeout": "The service did not answer, so I try again.",
-    "rate_limit": "The service is busy, so I try once more.",
-}
 
 
 class Fruitless(Exception):
@@ -81,14 +74,16 @@ class Scene:
                 text = compact_json(results[index])
                 self.messages.append(Message("tool", text, name=call.name, tool_call_id=call.id))
             waiting = {i: c for i, c in waiting.items() if results[i].get("error") in FAULTS}
-            content = RETRY[results[next(iter(waiting))]["error"]] if waiting else ""
+            content = frames("retry")[results[min(waiting)]["error"]] if waiting else ""
         return [results[index] for index in range(len(calls))]
 
     def serve(self, call: ToolCall) -> None:
         """Call the tool and answer."""
-        result = self.perform(call)[0]
-        self.last = self.tool, result
-        self.say(fill(self.rng.choice(self.tool.operation.say), result, call.arguments))
+        self.last = self.tool, self.perform(call)[0]
+        self.say(self.answer(*self.last, call))
+
+    def answer(self, tool: Tool, result: Json, call: ToolCall) -> str:
+        return fill(self.rng.choice(tool.operation.say), result, call.arguments)
 
 
 def using(tool: Tool, phrase: str) -> list[str]:

@@ -8,7 +8,7 @@ import hashlib
 import math
 import random
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,9 @@ class Shelf:
         seeded("shelf", seed, split).shuffle(self.tools)
         self.frames: dict[str, list[Any]] = frames(split)
 
-    @cached_property
-    def writing(self) -> list[Tool]:
-        return [tool for tool in self.tools if not tool.read_only]
-
     def ask(self, index: int, writing: bool = False) -> tuple[Tool, str]:
         """The request with this number: every tool once, then every tool's next phrasing."""
-        tools = self.writing if writing else self.tools
+        tools = [tool for tool in self.tools if not (writing and tool.read_only)]
         tool = tools[index % len(tools)]
         start = seeded("ask", tool.name).randrange(len(tool.operation.ask))
         return tool, tool.operation.ask[(start + index // len(tools)) % len(tool.operation.ask)]
@@ -108,8 +104,8 @@ def touches(tool: Tool) -> set[str]:
 
 
 class Guard:
-    """Admits rows one by one. Nothing verbatim, no 13 words in a row and no near copy may stand in
-    two splits; within one file, no request may stand twice, values masked."""
+    """Nothing verbatim, no 13 words in a row and no near copy may stand in two splits; within one
+    file, no request may stand twice, values masked."""
 
     def __init__(self) -> None:
         self.said: dict[str, str] = {}  # instruction or 13 words → split
@@ -117,8 +113,7 @@ class Guard:
         self.rows_with: dict[str, dict[str, set[frozenset[str]]]] = {}  # split → word → rows
 
     def admit(self, noun: Dialog | Task, split: Family, file: str, fresh: bool = True) -> bool:
-        """Whether the row may stand in `file`; `fresh` asks for a request unlike the others with
-        values masked, not only word for word."""
+        """May the row stand in `file`? Without `fresh`, values alone may make a difference."""
         said = said_by_user(noun)
         hidden = mask(said[0], leaves([call.arguments for call in calls_of(noun)]))
         words = WORD.findall(hidden.lower())
@@ -139,8 +134,7 @@ class Guard:
         return True
 
     def near(self, content: frozenset[str], split: str) -> bool:
-        """Is there a row of `split` with more than the allowed share of words in common? It must
-        have one of the few rarest of them."""
+        """Shares a row of `split` too many words? It must have one of the few rarest of them."""
         index = self.rows_with[split]
         needed = math.floor(MAX_OVERLAP * len(content)) + 1
         rarest = sorted(content, key=lambda word: len(index.get(word, ())))

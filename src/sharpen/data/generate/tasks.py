@@ -13,7 +13,7 @@ from collections.abc import Callable
 from sharpen.data.generate import dialogs, plans
 from sharpen.data.generate.scene import Fruitless, Scene, lacking, using
 from sharpen.data.generate.splits import Shelf, look_alikes
-from sharpen.types import Task, ToolCall
+from sharpen.types import Task
 from sharpen.world.episode import FAULTS
 from sharpen.world.state import seeded
 
@@ -28,11 +28,11 @@ OFFERED = {
     "end_to_end": (4, 6, 7),
 }
 TRIES = 30
+Play = Callable[[Scene], None]
 
 
 def draw_task(shelf: Shelf, part: str, variant: str, seed: int | str, index: int) -> Task | None:
-    """The task of this part, variant and number, or None if it did not come about. Its instruction
-    is what the user says last in a scene."""
+    """The task of this part, variant and number, or None: what the user says last in a scene."""
     level, rng = index % len(LEVELS), seeded(part, seed, shelf.split, variant, index)
     start = seeded("start", part, variant).randrange(1 << 20)
     tool, text = shelf.ask(start + index, writing=part == "end_to_end")
@@ -46,21 +46,18 @@ def draw_task(shelf: Shelf, part: str, variant: str, seed: int | str, index: int
     count = max(OFFERED[part][level], len(needed) + 1)
     offered = shelf.candidates(needed, count, rng, scene.barred, SAME[level])
     categories = sorted({t.category for t in (*offered, *needed)})
+    where = {"categories": categories, "seed": episode.seed, "family": shelf.split}
+    *context, asked = scene.messages
     if "calls" in scene.gold:
-        run = shelf.world.episode(categories, episode.seed, shelf.split)
-        for call in scene.gold["calls"]:
-            run.call(ToolCall(call["name"], call["arguments"]))
+        run = plans.replay(shelf.world, scene.gold | where, asked.content)
         if part == "end_to_end" and not run.changes():
             return None  # doing nothing would be as good
         scene.gold["state"] = run.digest()
-    gold = scene.gold | {"categories": categories, "seed": episode.seed, "family": shelf.split}
-    *context, asked = scene.messages
     specs = tuple(t.spec for t in offered)
     about = {"category": tool.category, "variant": variant}
-    return Task("", asked.content, specs, gold, part, LEVELS[level], tuple(context), about)
-
-
-# Selection and timing --------------------------------------------------------------------------
+    return Task(
+        "", asked.content, specs, scene.gold | where, part, LEVELS[level], tuple(context), about
+    )
 
 
 def select(scene: Scene) -> None:
@@ -73,8 +70,7 @@ def act(scene: Scene) -> None:
 
 
 def ask(scene: Scene) -> None:
-    """A request that lacks something: the tool's own vague one, or its goal with one key left in
-    the dark."""
+    """The tool's own vague request, or its goal with one key left in the dark."""
     tool, phrase = scene.tool, scene.tool.operation.vague
     named = [n for n in using(tool, tool.operation.goal) if n in tool.required]
     keys = [n for n in named if n in tool.takes and not tool.params[n].many]
@@ -89,31 +85,22 @@ def ask(scene: Scene) -> None:
     scene.gold = {"decision": "ask", "tools": [tool.name], "missing": lacking(tool, phrase)}
 
 
-def explain(scene: Scene) -> None:
-    dialogs.explain(scene)
-    scene.messages.pop()
-    scene.gold = {"decision": "answer"}
+def answer(*plays: Callable[[Scene], object], known: bool = True) -> Play:
+    """No call is needed: the last play ends with the answer, which is gold where it is `known`."""
 
+    def play(scene: Scene) -> None:
+        for one in plays:
+            one(scene)
+        said = scene.messages.pop().content
+        scene.gold = {"decision": "answer"} | ({"answer": said} if known else {})
 
-def remember(scene: Scene) -> None:
-    """What is asked stands in the conversation already."""
-    dialogs.single(scene)
-    dialogs.recall(scene)
-    scene.gold = {"decision": "answer", "answer": scene.messages.pop().content}
-
-
-def reckon(scene: Scene) -> None:
-    dialogs.general(scene)
-    scene.gold = {"decision": "answer", "answer": scene.messages.pop().content}
+    return play
 
 
 def decline(scene: Scene) -> None:
     scene.request(scene.text)
     scene.barred = look_alikes(scene.shelf, scene.tool)
     scene.gold = {"decision": "decline"}
-
-
-# Planning and end to end -----------------------------------------------------------------------
 
 
 def plan(scene: Scene) -> None:
@@ -129,8 +116,7 @@ def want(scene: Scene, steps: list[plans.Step]) -> None:
 
 
 def accomplish(scene: Scene) -> None:
-    """Easy: one change in a phrasing of its own. Medium and hard: two to four steps, at least one
-    of which changes something; the hard ones meet a fault on the way."""
+    """One change, or steps of which one changes something; hard ones meet a fault on the way."""
     if not scene.level:
         return select(scene)
     steps = plans.find_steps(scene, SHAPES[scene.level - 1], TRIES, writes=True)
@@ -140,15 +126,15 @@ def accomplish(scene: Scene) -> None:
     want(scene, steps)
 
 
-PARTS: dict[str, dict[str, tuple[Callable[[Scene], None], float]]] = {  # variant → its share too
+PARTS: dict[str, dict[str, tuple[Play, float]]] = {  # part → variant, with its share
     "selection": {"select": (select, 1.0)},
     "planning": {"plan": (plan, 1.0)},
     "timing": {
         "call": (act, 0.28),
         "ask": (ask, 0.26),
-        "explain": (explain, 0.14),
-        "remember": (remember, 0.10),
-        "reckon": (reckon, 0.01),
+        "explain": (answer(dialogs.explain, known=False), 0.14),
+        "remember": (answer(dialogs.single, dialogs.recall), 0.10),
+        "reckon": (answer(dialogs.general), 0.01),
         "decline": (decline, 0.21),
     },
     "end_to_end": {"accomplish": (accomplish, 1.0)},
