@@ -110,7 +110,9 @@ def recipes(base: str, one: str, two: str) -> dict[str, dict]:
 
 def timed(command: list[str]) -> dict[str, float]:
     """Wall clock, processor time and largest resident size, by /usr/bin/time."""
-    done = subprocess.run(["/usr/bin/time", "-v", *command], capture_output=True, text=True)
+    plain = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    command = ["/usr/bin/time", "-v", *command]
+    done = subprocess.run(command, capture_output=True, text=True, env=plain)
     if done.returncode:
         sys.exit(f"failed: {' '.join(command)}\n{done.stderr[-2000:]}")
     found = dict(re.findall(r"\t(.+?)(?: \(.*\))?: ([\d:.]+)", done.stderr))

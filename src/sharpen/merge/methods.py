@@ -23,7 +23,9 @@ def blend(coefficients: Sequence[float], divisor: float = 1.0) -> Kernel:
 
     def kernel(tile: Tile) -> Tensor:
         first = tile.tensors[0]
-        result = first.to(wide_dtype(first.dtype), copy=True).mul_(coefficients[0])
+        result = first.to(wide_dtype(first.dtype), copy=True)
+        if coefficients[0] != 1:
+            result.mul_(coefficients[0])
         for tensor, coefficient in zip(tile.tensors[1:], coefficients[1:], strict=True):
             result.add_(tensor, alpha=coefficient)
         return (result if divisor == 1 else result.div_(divisor)).to(first.dtype)
