@@ -392,3 +392,37 @@ def test_reading_checks_sizes(tmp_path: Path) -> None:
     file.write_bytes(b"\x00" * 4)
     with pytest.raises(SharpenError, match="not a safetensors file"):
         checkpoint.read_header(file)
+
+
+def test_search_by_dev_loss_and_evaluation_by_tasks(tmp_path, sharpen, pico_folder):
+    """Two real models: the search finds the one that says the dev rows, and tasks are scored."""
+    import shutil
+
+    from sharpen.data.generate.starter import starter_dialogs, starter_task
+    from sharpen.records import write_jsonl
+    from sharpen.rows import dialog_to_row, task_to_row
+
+    rows = starter_dialogs("test", 4)
+    write_jsonl(tmp_path / "dev.jsonl", map(dialog_to_row, rows))
+    write_jsonl(tmp_path / "tasks.jsonl", [task_to_row(starter_task(row)) for row in rows])
+    shutil.copytree(pico_folder, tmp_path / "other")
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        f"merge_method: linear\nmodels:\n- {{model: {pico_folder}, parameters: {{weight: 0.5}}}}\n"
+        f"- {{model: {tmp_path}/other, parameters: {{weight: 0.5}}}}\n"
+    )
+    dev, out = str(tmp_path / "dev.jsonl"), str(tmp_path / "best")
+    code, text, err = sharpen(
+        "merge", "search", str(recipe), out, "--dev", dev, "--trials", "2", "--json"
+    )
+    assert code == 0, err
+    assert 4 < json.loads(text.splitlines()[-1])["score"] < 7
+    tasks = str(tmp_path / "tasks.jsonl")
+    code, text, err = sharpen(
+        "merge", str(recipe), str(tmp_path / "m"), "--evaluate", tasks, "--json"
+    )
+    assert code == 0, err
+    abilities = json.loads(text.splitlines()[-1])["abilities"]
+    assert abilities["overall"] == 0.0 and abilities["call"]["count"] == 4
+    code, _, err = sharpen("merge", "search", str(recipe), out)
+    assert code == 2 and "give --dev FILE or --objective" in err

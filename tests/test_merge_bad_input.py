@@ -247,7 +247,7 @@ def test_devices_and_functions_that_do_not_exist(
     assert "device 'tpu9'" in capsys.readouterr().err
     (tmp_path / "f.py").write_text("def good(folder):\n    return {'math': 0.5}\n")
     assert run(monkeypatch, recipe, tmp_path / "out", "--evaluate", f"{tmp_path}/f.py:bad") == 2
-    assert "has no function 'bad'" in capsys.readouterr().err
+    assert "has no 'bad'" in capsys.readouterr().err
     arguments = (recipe, tmp_path / "out", "--evaluate", f"{tmp_path}/f.py:good", "--json")
     assert run(monkeypatch, *arguments) == 0
     assert json.loads(capsys.readouterr().out)["abilities"] == {"math": 0.5}

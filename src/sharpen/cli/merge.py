@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -47,7 +46,7 @@ def run(
     shard_gb: Annotated[float, typer.Option(help="Largest size of an output file, in GB.")] = 5.0,
     overwrite: Overwrite = False,
     evaluate: Annotated[
-        str | None, typer.Option(help="file.py:function that scores the model by ability.")
+        str | None, typer.Option(help="A JSONL file of tasks, or file.py:function(folder).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -55,7 +54,7 @@ def run(
 
     Example: sharpen merge recipe.yaml merged/ --set parameters.density=0.3
     """
-    score = user_function(evaluate) if evaluate else None
+    score = ability_scorer(evaluate) if evaluate else None
     from sharpen.merge.recipe import load_recipe
     from sharpen.merge.stream import MergeOptions, keep_freed_memory, merge
 
@@ -73,7 +72,12 @@ def run(
 def search(
     config: Recipe,
     out: Out,
-    objective: Annotated[str, typer.Option(help="file.py:function(folder) -> float.")],
+    dev: Annotated[
+        Path | None, typer.Option(help="JSONL file of dialogs: find the lowest loss on it.")
+    ] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="Or file.py:function(folder) -> float.")
+    ] = None,
     trials: Annotated[int, typer.Option(help="How many merges to try.")] = 20,
     minimize: Annotated[bool, typer.Option(help="The lower the better, as for a loss.")] = False,
     seed: Seed = 0,
@@ -82,15 +86,20 @@ def search(
 ) -> None:
     """Search a recipe's weights and densities for the best objective; OUT keeps the best model.
 
-    Example: sharpen merge search recipe.yaml best/ --objective score.py:dev_score --trials 30
+    Example: sharpen merge search recipe.yaml best/ --dev dev.jsonl --trials 30
     """
-    function = user_function(objective)
+    if (dev is None) == (objective is None):
+        raise SharpenError("merge search: give --dev FILE or --objective file.py:function")
+    function = dev_objective(dev) if dev else user_function(str(objective))
     from sharpen.merge.recipe import load_recipe
     from sharpen.merge.search import search as find
     from sharpen.merge.stream import MergeOptions
 
     options = MergeOptions(seed=seed, device=device)
-    show(find(load_recipe(config), out, function, trials, options, minimize), as_json)
+    show(
+        find(load_recipe(config), out, function, trials, options, minimize or dev is not None),
+        as_json,
+    )
 
 
 @app.command()
@@ -134,17 +143,30 @@ def vector(
 
 def user_function(place: str) -> Callable[[Path], Any]:
     """`file.py:name` → the function."""
-    file, _, name = place.rpartition(":")
-    if not file or not Path(file).is_file():
-        raise SharpenError(f"{place}: expected file.py:function, and the file to exist")
-    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-    if spec is None or spec.loader is None:
-        raise SharpenError(f"{file}: is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not callable(getattr(module, name, None)):
-        raise SharpenError(f"{file}: has no function {name!r}")
-    return getattr(module, name)
+    from sharpen.tools import load_object
+
+    found = load_object(place)
+    if not callable(found):
+        raise SharpenError(f"{place}: is not a function")
+    return found
+
+
+def ability_scorer(place: str) -> Callable[[Path], Any]:
+    if not place.endswith(".jsonl"):
+        return user_function(place)
+    if not Path(place).is_file():
+        raise SharpenError(f"{place}: no such file")
+    from sharpen.evals.abilities import evaluate_abilities
+
+    return lambda folder: evaluate_abilities(folder, place)
+
+
+def dev_objective(file: Path) -> Callable[[Path], float]:
+    if not file.is_file():
+        raise SharpenError(f"{file}: no such file")
+    from sharpen.train.scoring import dev_loss
+
+    return lambda folder: dev_loss(folder, file)
 
 
 @contextmanager
