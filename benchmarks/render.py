@@ -1,4 +1,8 @@
-"""How fast dialogs become ids and masks: `python benchmarks/render.py [--rows N]`."""
+"""How fast dialogs become ids and masks.
+
+python benchmarks/render.py                                 # random dialogs: no two tools alike
+python benchmarks/render.py --data OUT/agent_sft/train.jsonl
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,9 @@ import random
 import time
 
 from sharpen.models.load import load_tokenizer
+from sharpen.records import read_jsonl
 from sharpen.render import Renderer
+from sharpen.rows import dialog_from_row
 from sharpen.types import Dialog, Message, ToolCall, ToolSpec
 
 TEXT = """flight invoice meeting please order find cancel the a to for in tomorrow customer status
@@ -61,17 +67,20 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=4000)
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--data", help="JSONL file of dialogs instead of random ones")
     options = parser.parse_args()
     renderer = Renderer(load_tokenizer(options.model))
     chance = random.Random(0)
-    dialogs = [make_dialog(chance) for _ in range(options.rows)]
-    list(renderer.render(dialogs[:64]))
+    if options.data:
+        dialogs = [dialog_from_row(row.value) for row in read_jsonl(options.data)]
+    else:
+        dialogs = [make_dialog(chance) for _ in range(options.rows)]
     started = time.perf_counter()
     tokens = sum(len(datum.ids) for datum in renderer.render(dialogs))
     seconds = time.perf_counter() - started
-    mean = tokens // options.rows
-    print(f"{options.rows} dialogs of {mean} tokens: {tokens / seconds:,.0f} tokens a second")
-    print(json.dumps({"rows": options.rows, "tokens": tokens, "tokens_per_s": tokens / seconds}))
+    mean = tokens // len(dialogs)
+    print(f"{len(dialogs)} dialogs of {mean} tokens: {tokens / seconds:,.0f} tokens a second")
+    print(json.dumps({"rows": len(dialogs), "tokens": tokens, "tokens_per_s": tokens / seconds}))
 
 
 if __name__ == "__main__":
