@@ -282,6 +282,31 @@ def test_resume_is_bit_identical(pico_folder, data, tmp_path, monkeypatch, full)
     ).read_bytes()
 
 
+def test_death_between_checkpoint_and_metrics_loses_no_row(
+    pico_folder, data, tmp_path, monkeypatch
+):
+    """Killed right behind a save, every step still has exactly one row."""
+    import sharpen.train.checkpoint as checkpoint
+
+    class Killed(Exception):
+        pass
+
+    saving = checkpoint.save_checkpoint
+
+    def dying(folder, learner, values, keep):
+        saving(folder, learner, values, keep)
+        raise Killed
+
+    settings = config(pico_folder, data)
+    AgentSFTTrainer(settings, tmp_path / "whole").train()
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_checkpoint", dying)
+        with pytest.raises(Killed):
+            AgentSFTTrainer(settings, tmp_path / "run").train()
+    AgentSFTTrainer(settings, tmp_path / "run").train()
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
 def test_a_damaged_checkpoint_falls_back(pico_folder, data, tmp_path, monkeypatch, capsys):
     settings = config(pico_folder, data)
     AgentSFTTrainer(settings, tmp_path / "whole").train()
@@ -309,11 +334,13 @@ def test_a_signal_saves_and_says_so(pico_folder, data, tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGTERM)
         return original(self, datums, loss)
 
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "step", interrupting)
         with pytest.raises(Interrupted, match="SIGTERM") as caught:
             AgentSFTTrainer(settings, tmp_path / "run").train()
     assert caught.value.exit_code == 143
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
     AgentSFTTrainer(settings, tmp_path / "run").train()
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 

@@ -100,9 +100,12 @@ class AgentSFTTrainer:
         steps_an_epoch = math.ceil(len(self.train_rows) / per_step)
         total = config.max_steps or steps_an_epoch * config.num_epochs
         learner = Learner(self.model, config, total)
-        return self.loop(run, learner, per_step, total)
+        with SignalFlag() as stop:
+            return self.loop(run, learner, per_step, total, stop)
 
-    def loop(self, run: RunFolder, learner: Learner, per_step: int, total: int) -> dict[str, float]:
+    def loop(
+        self, run: RunFolder, learner: Learner, per_step: int, total: int, stop: SignalFlag
+    ) -> dict[str, float]:
         from sharpen.train.checkpoint import load_last_checkpoint, save_checkpoint
 
         config, folder = self.config, run.path / "checkpoints"
@@ -110,7 +113,6 @@ class AgentSFTTrainer:
         rewind(run, learner.steps_done)
         if learner.steps_done:
             print(f"continuing behind step {learner.steps_done} of {total}")
-        stop = SignalFlag()
         shown = started = time.monotonic()
         seen = 0
         while learner.steps_done < total:
@@ -129,9 +131,9 @@ class AgentSFTTrainer:
             if self.dev_rows and (learner.steps_done % config.eval_steps == 0 or last):
                 row["dev_loss"] = learner.mean_loss(self.dev_rows)
                 self.keep_best(run, row["dev_loss"], state)
+            run.log(row)  # before the checkpoint: a row too many is taken back, one too few is lost
             if learner.steps_done % config.save_steps == 0 or last or stop.number:
                 save_checkpoint(folder, learner, state, config.keep_checkpoints)
-            run.log(row)
             if now - shown > 5 or last or "dev_loss" in row:
                 shown = now
                 left = (now - started) / max(seen, 1) * report.tokens * (total - learner.steps_done)
@@ -196,12 +198,19 @@ class AgentLoRATrainer(AgentSFTTrainer):
 
 
 class SignalFlag:
-    """Remembers SIGINT and SIGTERM until the step is done and saved; a second one ends at once."""
+    """Remembers SIGINT and SIGTERM until the step is done and saved; a second one ends at once.
 
-    def __init__(self) -> None:
+    Outside the `with` block signals mean what they meant before.
+    """
+
+    def __enter__(self) -> SignalFlag:
         self.number = 0
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.remember)
+        self.before = {n: signal.signal(n, self.remember) for n in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
     def remember(self, number: int, frame: Any) -> None:
         self.number = number
