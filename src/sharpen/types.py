@@ -147,6 +147,7 @@ class Turn:
     logprobs: tuple[float, ...] = ()
     results: tuple[Message, ...] = ()  # what the environment answered
     reward: float = 0.0
+    error: str = ""  # why, when `stop` is a failure
 
 
 @dataclass(frozen=True, slots=True)
