@@ -20,6 +20,7 @@ _PUBLIC = {
     "tool": "sharpen.tools",
     "Renderer": "sharpen.render",
     "LocalPolicy": "sharpen.policy.local",
+    "RemotePolicy": "sharpen.policy.remote",
     "ModelConfig": "sharpen.models.load",
     "LoRAConfig": "sharpen.models.load",
     **dict.fromkeys(
