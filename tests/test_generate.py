@@ -13,7 +13,7 @@ import pytest
 
 from sharpen.data.check import CheckReport, check_rows
 from sharpen.data.generate.build import File, Sizes, build_data, draw, fill_file, portions
-from sharpen.data.generate.plans import resolve, run_plan, verify_gold
+from sharpen.data.generate.plans import resolve, run_gold, verify_gold
 from sharpen.data.generate.splits import Guard, Shelf, look_alikes, split_categories, touches
 from sharpen.data.overlap import compare, leaks_in
 from sharpen.data.sources import (
@@ -30,6 +30,7 @@ from sharpen.render import Renderer
 from sharpen.rows import dialog_from_row, task_from_row
 from sharpen.types import Dialog, Message, SharpenError, StopReason, Task, ToolCall
 from sharpen.world.episode import DOMAINS, Faults, World, shipped_world
+from sharpen.world.state import seeded
 
 NAMES = ("calendar_meetings", "finance_accounts", "home_lighting", "travel_flights")
 SIZES = Sizes(dialogs=120, tasks=0.04, extended=20)
@@ -140,6 +141,9 @@ def test_gold_is_executable_and_spoiled_gold_is_named(world, built, split):
     task = next(t for t in tasks if t.kind == "end_to_end")
     with pytest.raises(SharpenError, match=r"row-7: .* recorded end state"):
         verify_gold(world, task.gold | {"calls": []}, "row-7")
+    plan = next(t for t in tasks if t.kind == "planning").gold
+    with pytest.raises(SharpenError, match=r"row-8: .* recorded end state"):
+        verify_gold(world, plan | {"calls": plan["calls"][:1]}, "row-8")
     with pytest.raises(SharpenError, match="row-7: the gold call of nothing fails"):
         verify_gold(world, task.gold | {"calls": [{"name": "nothing", "arguments": {}}]}, "row-7")
 
@@ -152,8 +156,7 @@ def test_any_order_that_respects_a_plan_is_right(world, built):
         for order in permutations(gold["steps"]):
             place = {step["id"]: at for at, step in enumerate(order)}
             if all(place[a] < place[b] for a, b in gold["edges"]):
-                episode = world.episode(gold["categories"], gold["seed"], gold["family"])
-                run_plan(episode, gold | {"steps": order}, row["id"])
+                episode, _ = run_gold(world, gold | {"steps": order}, row["id"])
                 ends.add(episode.digest())
         assert ends == {gold["state"]}
         given = [a for step in gold["steps"] for a in step["arguments"].values()]
@@ -210,13 +213,10 @@ def test_categories_are_held_out_by_name_alone():
 def test_candidates_leave_out_what_is_barred(world):
     shelf = Shelf(world, "train", 0)
     tool = shelf.tools[0]
-    barred = look_alikes(shelf, tool)
-    import random
-
-    offered = shelf.candidates([], 5, random.Random(1), barred)
-    assert len(offered) == 5 and all(
-        not touches(t) & touches(tool) for t in offered if t in shelf.siblings(tool)
-    )
+    siblings = list(world.domain(tool.category).tools.values())
+    offered = shelf.candidates([], 5, seeded(1), look_alikes(siblings, tool))
+    assert len(offered) == 5
+    assert not any(touches(t) & touches(tool) for t in offered if t in siblings)
 
 
 def test_guard_turns_away_copies():

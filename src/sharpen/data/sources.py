@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.calls import assistant_text
-from sharpen.data.generate.build import SPLITS, TASKS, build_data, is_built
+from sharpen.data.generate.build import USUAL, build_data, is_built, plan_files
+from sharpen.data.generate.scene import parts
 from sharpen.records import Row, cache_folder, read_jsonl, sha256_file
 from sharpen.render import Renderer, tools_block
 from sharpen.rows import call_from_wire, dialog_from_row, task_from_row
@@ -35,18 +36,17 @@ def data_folder() -> Path:
 
 def files_of(name: str) -> list[str]:
     """The files of a set, below the data folder."""
-    named = {"agent_tools": ["agent_tools/tools.jsonl"]}
-    named |= {f"agent_sft:{split}": [f"agent_sft/{split}.jsonl"] for split in SPLITS}
-    for split in (*SPLITS, "extended"):
-        files = {part: f"agent_benchmark/{part}/{split}.jsonl" for part in TASKS}
-        named[f"agent_benchmark:{split}"] = list(files.values())
-        named |= {f"agent_benchmark/{part}:{split}": [file] for part, file in files.items()}
-    if name not in named:
+    folder, _, split = name.partition(":")
+    known = ["agent_tools/tools.jsonl", *(file.path for file in plan_files(USUAL))]
+    end = f"/{split}.jsonl" if split else "/tools.jsonl"
+    found = [path for path in known if path.startswith(f"{folder}/") and path.endswith(end)]
+    if not found:
         raise SharpenError(
             f"{name!r}: neither a file nor agent_tools, agent_sft:SPLIT, agent_benchmark:SPLIT or "
-            f"agent_benchmark/PART:SPLIT; splits are train, dev, test, parts {', '.join(TASKS)}"
+            "agent_benchmark/PART:SPLIT; splits are train, dev, test, parts "
+            + ", ".join(part for part in parts() if part != "sft")
         )
-    return named[name]
+    return found
 
 
 def resolve(name: str) -> list[Path]:

@@ -13,26 +13,25 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from sharpen import records
-from sharpen.data.generate.dialogs import KINDS, draw_dialog
-from sharpen.data.generate.plans import verify_gold
+from sharpen.data.generate import plays
+from sharpen.data.generate.plans import run_gold, verify_gold
+from sharpen.data.generate.scene import Fruitless, Scene, parts
 from sharpen.data.generate.splits import Guard, Shelf, split_categories
-from sharpen.data.generate.tasks import PARTS, draw_task
 from sharpen.progress import Advance, progress
 from sharpen.rows import dialog_to_row, task_to_row
 from sharpen.types import Dialog, Json, SharpenError, Task
 from sharpen.world.cards import card_row
-from sharpen.world.episode import World, shipped_world
+from sharpen.world.episode import FAULTS, Faults, World, shipped_world
 from sharpen.world.fields import Family
 from sharpen.world.state import seeded
 
 SETS = ("agent_tools", "agent_sft", "agent_benchmark")
 SPLITS: tuple[Family, ...] = ("test", "dev", "train")
-TASKS = {"selection": 500, "planning": 300, "timing": 300, "end_to_end": 200}
-SFT = {"train": 0.8, "dev": 0.1, "test": 0.1}
-BENCHMARK = {"train": 0.7, "dev": 0.15, "test": 0.15}
+LEVELS = ("easy", "medium", "hard")
 CHUNK, LEAST, MOST_BARREN = 40, 8, 6
 
 
@@ -47,12 +46,12 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file to fill, and how many rows of each kind it takes."""
+    """One file to fill, and how many rows of each kind of a part it takes."""
 
     path: str
     split: Family
     quotas: dict[str, int]
-    part: str = ""  # of the benchmark; empty for dialogs
+    part: str
     extended: bool = False
 
 
@@ -66,16 +65,14 @@ Run = Callable[[list[Job]], Iterator[list[Noun | None]]]
 def plan_files(sizes: Sizes) -> list[File]:
     files = []
     for split in SPLITS:
-        quotas = portions(round(sizes.dialogs * SFT[split]), {n: k.share for n, k in KINDS.items()})
-        files.append(File(f"agent_sft/{split}.jsonl", split, quotas))
-        for part, usual in TASKS.items():
-            shares = {name: share for name, (_, share) in PARTS[part].items()}
-            folder = f"agent_benchmark/{part}"
-            quotas = portions(round(usual * sizes.tasks * BENCHMARK[split]), shares)
-            files.append(File(f"{folder}/{split}.jsonl", split, quotas, part))
-            if split == "test":
+        for name, part in parts().items():
+            shares = {kind: described.share for kind, described in part.kinds.items()}
+            rows = sizes.dialogs if name == "sft" else part.rows * sizes.tasks
+            quotas = portions(round(rows * part.splits[split]), shares)
+            files.append(File(f"{part.folder}/{split}.jsonl", split, quotas, name))
+            if split == "test" and name != "sft":
                 quotas = portions(sizes.extended, shares)
-                files.append(File(f"{folder}/extended.jsonl", split, quotas, part, True))
+                files.append(File(f"{part.folder}/extended.jsonl", split, quotas, name, True))
     return files
 
 
@@ -93,14 +90,50 @@ def portions(total: int, shares: dict[str, float]) -> dict[str, int]:
 def draw(job: Job, world: World | None = None) -> list[Noun | None]:
     """Rows of one job, each gold answer executed once more from what will be written."""
     (file, kind, seed, numbers), world = job, world or shipped_world()
-    shelf = shelf_of(world, file.split, seed)
-    if not file.part:
-        return [draw_dialog(shelf, kind, seed, number) for number in numbers]
-    source = f"{seed}:extended" if file.extended else seed
-    tasks = [draw_task(shelf, file.part, kind, source, number) for number in numbers]
-    for task in filter(None, tasks):
-        verify_gold(world, task.gold, f"{file.path}: {kind} ({task.instruction!r})")
-    return [*tasks]
+    shelf, source = shelf_of(world, file.split, seed), f"{seed}:extended" if file.extended else seed
+    nouns = [draw_row(shelf, file.part, kind, source, number) for number in numbers]
+    for noun in nouns:
+        if isinstance(noun, Task):
+            verify_gold(world, noun.gold, f"{file.path}: {kind} ({noun.instruction!r})")
+    return nouns
+
+
+def draw_row(shelf: Shelf, part: str, name: str, seed: int | str, index: int) -> Noun | None:
+    """The row of this kind and number, or None if it did not come about."""
+    kind, rng = parts()[part].kinds[name], seeded(part, seed, shelf.split, name, index)
+    start = seeded("start", name) if kind.task_type else seeded("start", part, name)
+    tool, text = shelf.ask(start.randrange(1 << 20) + index, kind.writes)
+    faults = {rng.choice(kind.faults): rng.choice(list(FAULTS))} if kind.faults else {}
+    place = [tool.category], rng.randrange(1 << 30), shelf.split
+    episode, level = shelf.world.episode(*place, Faults(at=faults)), index % len(kind.offered)
+    scene = Scene(shelf, episode, rng, kind, tool, text, level)
+    try:
+        for play in kind.play:
+            getattr(plays, play)(scene)
+    except Fruitless:
+        return None
+    needed = list(scene.used.values()) or ([] if scene.barred else [tool])
+    count = kind.offered[level]
+    count = max(count if isinstance(count, int) else rng.randint(*count), len(needed) + 1)
+    offered = shelf.candidates(needed, count, rng, scene.barred, kind.same[level])
+    specs = tuple(t.spec for t in offered)
+    if kind.task_type:
+        called = list(dict.fromkeys(c.name for m in scene.messages for c in m.tool_calls))
+        about = {"kind": name, "category": tool.category, "target_tools": called}
+        about |= {"seed": episode.seed, "faults": {"at": {str(n): f for n, f in faults.items()}}}
+        return Dialog(tuple(scene.messages), specs, task_type=kind.task_type, metadata=about)
+    *context, asked = scene.messages
+    categories = sorted({t.category for t in offered})
+    gold = scene.gold
+    where = {"categories": categories, "seed": episode.seed, "family": shelf.split}
+    if "calls" in gold:
+        end, _ = run_gold(shelf.world, gold | where, asked.content)
+        if kind.writes and not end.changes():
+            return None  # doing nothing would be as good
+        gold["state"] = end.digest()
+    about = {"category": tool.category, "variant": name}
+    said = asked.content, specs, gold | where
+    return Task("", *said, part, LEVELS[level], tuple(context), about)
 
 
 def fill_file(
@@ -109,20 +142,19 @@ def fill_file(
     """Rows of every kind until the quotas are met."""
     kept: list[Noun] = []
     for kind, quota in file.quotas.items():
-        found, start, barren = 0, 0, 0  # a wave that adds nothing makes the next one larger
-        while found < quota and barren < MOST_BARREN:
-            before, end = found, start + (max(LEAST, round((quota - found) * 1.25)) << barren)
-            chunks = [range(at, min(at + CHUNK, end)) for at in range(start, end, CHUNK)]
-            for noun in (n for rows in run([(file, kind, seed, c) for c in chunks]) for n in rows):
-                if noun is None or found == quota:
-                    continue
-                if guard.admit(noun, file.split, file.path, not file.extended):
+        goal, start, barren = len(kept) + quota, 0, 0
+        while len(kept) < goal and barren < MOST_BARREN:
+            # a wave that added nothing makes the next one larger
+            before, count = len(kept), max(LEAST, round((goal - len(kept)) * 1.25)) << barren
+            numbers = range(start, start + count)
+            jobs = [(file, kind, seed, numbers[at : at + CHUNK]) for at in range(0, count, CHUNK)]
+            for noun in filter(None, chain.from_iterable(run(jobs))):
+                if len(kept) < goal and guard.admit(noun, file.split, file.path, not file.extended):
                     kept.append(noun)
-                    found += 1
                     advance(1)
-            start, barren = end, 0 if found > before else barren + 1
-        if found < quota:
-            came = f"only {found} of {quota} rows of kind {kind!r} came about"
+            start, barren = start + count, 0 if len(kept) > before else barren + 1
+        if len(kept) < goal:
+            came = f"only {quota - goal + len(kept)} of {quota} rows of kind {kind!r} came about"
             raise SharpenError(f"{file.path}: {came}")
     seeded("order", seed, file.path).shuffle(kept)
     name = file.path.removesuffix(".jsonl").replace("/", "-")

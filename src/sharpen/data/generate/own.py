@@ -17,6 +17,7 @@ from typing import Any
 from sharpen.config import read_yaml
 from sharpen.data.generate import build
 from sharpen.data.generate.reasoning import replies
+from sharpen.data.generate.scene import parts
 from sharpen.data.generate.splits import frames
 from sharpen.records import sha256_file
 from sharpen.rows import dialog_to_row, task_to_row, tool_to_wire
@@ -279,10 +280,10 @@ def build_own(
     total, taken = rows or ROWS_PER_TOOL * len(tools), set[str]()
     files = {"agent_tools/tools.jsonl": [tool_to_wire(tool.spec) for tool in tools]}
     for split in build.SPLITS:
-        count = round(total * build.SFT[split])
+        count = round(total * parts()["sft"].splits[split])
         made = own_rows(tools, split, count, seed, policy, taken)
         files[f"agent_sft/{split}.jsonl"] = [dialog_to_row(dialog) for dialog, _ in made]
-        count = round(total * build.BENCHMARK[split])
+        count = round(total * parts()["selection"].splits[split])
         tasks = [task for _, task in own_rows(tools, split, count, seed + 1, policy, taken)]
         chosen = [replace(task, kind="selection") for task in tasks if "calls" in task.gold]
         for name, found in (("selection", chosen), ("timing", tasks)):

@@ -9,21 +9,16 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import islice, permutations
 from typing import Any
 
 from sharpen.data.generate.scene import Fruitless, Scene, using
-from sharpen.data.generate.splits import Shelf
 from sharpen.types import Json, SharpenError, ToolCall
-from sharpen.world.domain import Tool
+from sharpen.world.domain import Domain, Tool
 from sharpen.world.episode import Episode, World, outcome_of
 from sharpen.world.phrases import fill, go
 
-# A shape says for each step which steps it takes something from; `-` is from none.
-CHAIN, LONG, PAIR, TRIPLE = "- 0", "- 0 1", "- -", "- - -"
-EASY = (CHAIN, CHAIN, PAIR)
-MEDIUM = (LONG, "- - 01", "- 0 0", "- 0 -", TRIPLE)
-HARD = ("- 0 - 2", "- - 01 2", "- 0 1 -", "- 0 0 -", "- 0 1 - 3")
 TOOLS_TRIED, CALLS_TRIED, ORDERS_TRIED = 14, 4, 24
 DETAILS = ("get", "lookup")  # they answer with one row, whose own references can be spoken of
 POINTING = re.compile(r"\b(them|those|these|it|its|which)\b")
@@ -50,16 +45,16 @@ class Step:
     links: dict[str, Handle]
 
 
-def find_steps(scene: Scene, shapes: Sequence[str], tries: int, writes: bool = False) -> list[Step]:
-    """Steps of one of the shapes; `writes` asks for one that changes something."""
-    for _ in range(tries):
-        steps = grow(scene, scene.rng.choice(shapes))
-        if steps and not (writes and all(step.tool.read_only for step in steps)):
+def find_steps(scene: Scene) -> list[Step]:
+    """Steps of one of the kind's shapes, of which one changes something if the kind says so."""
+    for _ in range(scene.kind.tries):
+        steps = grow(scene, scene.rng.choice(scene.kind.shapes[scene.level]))
+        if steps and not (scene.kind.writes and all(step.tool.read_only for step in steps)):
             return steps
     raise Fruitless
 
 
-def ask_for(scene: Scene, steps: Sequence[Step], frame: str = "") -> None:
+def ask_for(scene: Scene, steps: Sequence[Step]) -> None:
     """The user wants the steps, as verb phrases in which linked values are only pointed at."""
     goals = []
     for at, step in enumerate(steps):
@@ -70,9 +65,10 @@ def ask_for(scene: Scene, steps: Sequence[Step], frame: str = "") -> None:
             vague = like or (between and POINTING.search(handle.phrase))
             text = text.replace(f"{{{name}}}", handle.full if vague else handle.phrase)
         goals.append(fill(text, step.call.arguments))
-    frame = frame or ("chain" if any(step.links for step in steps) else "both")
+    frame = scene.kind.frame or ("chain" if any(step.links for step in steps) else "both")
     opening, between, last, end = scene.frame(frame)
     scene.user(opening + between.join(goals[:-1]) + last + goals[-1] + end)
+    scene.used = {step.tool.name: step.tool for step in steps}
 
 
 def grow(scene: Scene, shape: str) -> list[Step]:
@@ -82,12 +78,12 @@ def grow(scene: Scene, shape: str) -> list[Step]:
     for at, mine in enumerate(parents):
         gives = any(at in later for later in parents[at + 1 :])
         used = {step.tool.name for step in steps}
-        pool = [t for t in scene.tools.values() if t.name not in used]
+        pool = [t for t in scene.domain.tools.values() if t.name not in used]
         if gives:
             pool = [t for t in pool if t.yields and (t.operation.pick or t.operation.op in DETAILS)]
-        handles = [handles_of(scene.shelf, steps[p], p) for p in mine]
+        handles = [handles_of(scene.domain, steps[p], p) for p in mine]
         step = next_step(scratch, pool, scene.rng, handles)
-        if step is None or (gives and not handles_of(scene.shelf, step, at)):
+        if step is None or (gives and not handles_of(scene.domain, step, at)):
             return []
         scratch.call(step.call)
         steps.append(step)
@@ -128,7 +124,7 @@ def match(tool: Tool, handles: list[list[Handle]], rng: random.Random) -> dict[s
     return links
 
 
-def handles_of(shelf: Shelf, step: Step, at: int) -> list[Handle]:
+def handles_of(domain: Domain, step: Step, at: int) -> list[Handle]:
     """The keys in a step's answer that were not among what it was given."""
     operation = step.tool.operation
     own = getattr(operation, "into", "") or operation.entity
@@ -138,7 +134,7 @@ def handles_of(shelf: Shelf, step: Step, at: int) -> list[Handle]:
         key = value_at(step.result, path)
         if not isinstance(key, str) or key in step.call.arguments.values():
             continue
-        known, last = shelf.entity(step.tool, entity), pattern.removesuffix("[]").split(".")[-1]
+        known, last = domain.entities[entity], pattern.removesuffix("[]").split(".")[-1]
         phrase = ""
         if entity == own and last == known.key:
             phrase = operation.pick
@@ -151,13 +147,10 @@ def handles_of(shelf: Shelf, step: Step, at: int) -> list[Handle]:
 
 
 def value_at(result: Json, path: str) -> Any:
-    found: Any = result
-    for part in path.split("."):
-        try:
-            found = go(found, part)
-        except (LookupError, TypeError):
-            return None
-    return found
+    try:
+        return reduce(go, path.split("."), result)
+    except (LookupError, TypeError):
+        return None
 
 
 def edges(steps: Sequence[Step]) -> list[tuple[int, int]]:
@@ -176,32 +169,39 @@ def in_any_order(episode: Episode, steps: list[Step]) -> bool:
     return all(end == ends[0] for end in ends)
 
 
+# Gold ------------------------------------------------------------------------------------------
+
+
+def written(*calls: ToolCall) -> list[Json]:
+    return [{"name": call.name, "arguments": call.arguments} for call in calls]
+
+
 def plan_to_gold(steps: Sequence[Step]) -> Json:
-    """`{"steps": [{"id", "tool", "arguments"}], "edges": [[a, b]]}`; an argument that an earlier
-    step gives is `{"$from": "s1.flights.0.flight_id"}`."""
-    written = []
+    """`{"steps": [{"id", "tool", "arguments"}], "edges": [[a, b]], "calls": […]}`; an argument that
+    an earlier step gives is `{"$from": "s1.flights.0.flight_id"}`."""
+    plan = []
     for at, step in enumerate(steps, 1):
         linked = {n: {"$from": f"s{h.step + 1}.{h.path}"} for n, h in step.links.items()}
         arguments = step.call.arguments | linked
-        written.append({"id": f"s{at}", "tool": step.tool.name, "arguments": arguments})
-    return {"steps": written, "edges": [[f"s{a + 1}", f"s{b + 1}"] for a, b in edges(steps)]}
+        plan.append({"id": f"s{at}", "tool": step.tool.name, "arguments": arguments})
+    pairs = [[f"s{a + 1}", f"s{b + 1}"] for a, b in edges(steps)]
+    return {"steps": plan, "edges": pairs, "calls": written(*(step.call for step in steps))}
 
 
-def gold_calls(calls: Sequence[ToolCall]) -> Json:
-    return {"calls": [{"name": call.name, "arguments": call.arguments} for call in calls]}
-
-
-def run_plan(episode: Episode, gold: Json, where: str) -> list[ToolCall]:
-    """Execute a written plan step by step, with earlier answers put where they are asked for."""
+def run_gold(world: World, gold: Json, where: str) -> tuple[Episode, list[Json]]:
+    """The fresh episode of a task after its gold steps, or else its gold calls, all of which must
+    succeed; and the calls, with earlier answers put where steps ask for them."""
+    episode = world.episode(gold["categories"], gold["seed"], gold["family"])
     results: dict[str, Json] = {}
     calls = []
-    for step in gold["steps"]:
+    for step in gold.get("steps") or gold["calls"]:
         given = {n: resolve(value, results, where) for n, value in step["arguments"].items()}
-        calls.append(ToolCall(step["tool"], given))
-        results[step["id"]] = episode.call(calls[-1])
-        if outcome_of(results[step["id"]]) != "ok":
-            raise SharpenError(f"{where}: step {step['id']} fails: {results[step['id']]}")
-    return calls
+        call = ToolCall(step["tool"] if "id" in step else step["name"], given)
+        result = results[step.get("id", "")] = episode.call(call)
+        if outcome_of(result) != "ok":
+            raise SharpenError(f"{where}: the gold call of {call.name} fails: {result}")
+        calls.append(call)
+    return episode, written(*calls)
 
 
 def resolve(value: Any, results: dict[str, Json], where: str) -> Any:
@@ -214,24 +214,9 @@ def resolve(value: Any, results: dict[str, Json], where: str) -> Any:
     return found
 
 
-def replay(world: World, gold: Json, where: str) -> Episode:
-    """The fresh episode of a task after its gold calls, all of which must succeed."""
-    episode = world.episode(gold["categories"], gold["seed"], gold["family"])
-    for call in gold["calls"]:
-        result = episode.call(ToolCall(call["name"], call["arguments"]))
-        if outcome_of(result) != "ok":
-            raise SharpenError(f"{where}: the gold call of {call['name']} fails: {result}")
-    return episode
-
-
 def verify_gold(world: World, gold: Json, where: str) -> None:
     """What a task says is right must succeed and end where the task says it does."""
-    if "calls" not in gold:
-        return
-    if replay(world, gold, where).digest() != gold["state"]:
-        raise SharpenError(f"{where}: the gold calls do not reach the recorded end state")
-    if "steps" in gold:
-        again = world.episode(gold["categories"], gold["seed"], gold["family"])
-        made = gold_calls(run_plan(again, gold, where))
-        if made["calls"] != gold["calls"] or again.digest() != gold["state"]:
-            raise SharpenError(f"{where}: the gold plan does not reach the recorded end state")
+    if "calls" in gold:
+        episode, calls = run_gold(world, gold, where)
+        if calls != gold["calls"] or episode.digest() != gold["state"]:
+            raise SharpenError(f"{where}: the gold calls do not reach the recorded end state")

@@ -1,22 +1,63 @@
-"""One dialog or task while it is played: a user asks for a tool, calls are really made."""
+"""One row while it is played: a user asks for a tool, calls are really made."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
 
 from sharpen.calls import compact_json
+from sharpen.config import Config, parse_config, read_yaml
 from sharpen.data.generate.splits import Shelf, frames
 from sharpen.types import Json, Message, ToolCall
-from sharpen.world.domain import Tool
+from sharpen.world.domain import Domain, Tool
 from sharpen.world.episode import FAULTS, Episode
-from sharpen.world.fields import sentence
+from sharpen.world.fields import Family, sentence
 from sharpen.world.phrases import fill, slots
+
+Found = TypeVar("Found")
+
+
+class Kind(Config):
+    """One kind of row, as `sets.yaml` describes it; the usual values are those of a dialog."""
+
+    play: tuple[str, ...]
+    share: float = 1.0
+    task_type: str = ""  # empty for a task
+    offered: tuple[int | tuple[int, int], ...] = ((3, 5),)
+    same: tuple[float, ...] = (1.0,)
+    shapes: tuple[tuple[str, ...], ...] = ()
+    frame: str = ""  # of a plan; else whichever fits
+    tries: int = 8  # to find a plan
+    faults: tuple[int, ...] = ()
+    known: bool = True  # the answer without a call is gold
+    writes: bool = False  # something has to be changed
+
+
+class Part(Config):
+    folder: str
+    rows: int
+    splits: dict[Family, float]
+    kinds: dict[str, Kind]
+
+
+@cache
+def parts() -> dict[str, Part]:
+    path = Path(__file__).with_name("sets.yaml")
+    return {name: parse_config(Part, part, path.name) for name, part in read_yaml(path).items()}
 
 
 class Fruitless(Exception):
     """A draw that leads nowhere; the next one may."""
+
+
+def must(found: Found | None) -> Found:
+    """What was found; nothing is fruitless."""
+    if not found:
+        raise Fruitless
+    return found
 
 
 @dataclass(slots=True)
@@ -24,9 +65,10 @@ class Scene:
     shelf: Shelf
     episode: Episode
     rng: random.Random
+    kind: Kind
     tool: Tool  # what is being asked for
     text: str  # and in which words
-    level: int = 0  # of a task: 0 is easy, 2 is hard
+    level: int
     messages: list[Message] = field(default_factory=list)
     used: dict[str, Tool] = field(default_factory=dict)
     barred: list[Tool] = field(default_factory=list)
@@ -35,8 +77,8 @@ class Scene:
     last: tuple[Tool, Json] | None = None
 
     @property
-    def tools(self) -> dict[str, Tool]:
-        return self.shelf.world.domain(self.tool.category).tools
+    def domain(self) -> Domain:
+        return self.shelf.world.domain(self.tool.category)
 
     def user(self, text: str) -> None:
         self.messages.append(Message("user", sentence(text)))
@@ -49,10 +91,7 @@ class Scene:
 
     def sample(self, phrase: str, outcome: str = "ok") -> ToolCall:
         """A call of the tool with what the phrase speaks of, that has this outcome."""
-        call = self.episode.sample(self.tool, self.rng, using(self.tool, phrase), outcome)
-        if call is None:
-            raise Fruitless
-        return call
+        return must(self.episode.sample(self.tool, self.rng, using(self.tool, phrase), outcome))
 
     def request(self, phrase: str, outcome: str = "ok") -> ToolCall:
         """The user asks for such a call."""
@@ -70,7 +109,7 @@ class Scene:
             self.messages.append(Message("assistant", content, tuple(made)))
             for index, call in zip(waiting, made, strict=True):
                 results[index] = self.episode.call(call)
-                self.used[call.name] = self.tools[call.name]
+                self.used[call.name] = self.domain.tools[call.name]
                 text = compact_json(results[index])
                 self.messages.append(Message("tool", text, name=call.name, tool_call_id=call.id))
             waiting = {i: c for i, c in waiting.items() if results[i].get("error") in FAULTS}
@@ -92,8 +131,5 @@ def using(tool: Tool, phrase: str) -> list[str]:
 
 
 def lacking(tool: Tool, phrase: str) -> list[str]:
-    """What the tool requires and a phrase leaves out; nothing at all is fruitless."""
-    found = [name for name in tool.required if name not in slots(phrase)]
-    if not found:
-        raise Fruitless
-    return found
+    """What the tool requires and a phrase leaves out."""
+    return must([name for name in tool.required if name not in slots(phrase)])

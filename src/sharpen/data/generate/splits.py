@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from sharpen.types import Dialog, SharpenError, Task
 from sharpen.world.domain import Tool
 from sharpen.world.episode import World
 from sharpen.world.fields import Family
-from sharpen.world.state import Entity, seeded
+from sharpen.world.state import seeded
 
 HELD_OUT: dict[Family, float] = {"test": 0.10, "dev": 0.06}
 Tools = Sequence[Tool]
@@ -62,19 +62,13 @@ class Shelf:
         start = seeded("ask", tool.name).randrange(len(tool.operation.ask))
         return tool, tool.operation.ask[(start + index // len(tools)) % len(tool.operation.ask)]
 
-    def siblings(self, tool: Tool) -> list[Tool]:
-        return list(self.world.domain(tool.category).tools.values())
-
-    def entity(self, tool: Tool, name: str) -> Entity:
-        return self.world.domain(tool.category).entities[name]
-
     def candidates(
         self, needed: Tools, count: int, rng: random.Random, barred: Tools = (), same: float = 1.0
     ) -> list[Tool]:
         """The needed tools among distractors: the nearest of their category for a share of `same`,
         the rest from the split's other categories. `barred` tools stay out."""
         first, out = needed[0] if needed else barred[0], {*needed, *barred}
-        near = [t for t in self.siblings(first) if t not in out]
+        near = [t for t in self.world.domain(first.category).tools.values() if t not in out]
         near.sort(key=lambda t: (-likeness(first, t), rng.random()))
         wanted = max(0, count - len(needed))
         close = min(len(near), math.ceil(wanted * same))
@@ -92,10 +86,10 @@ def likeness(a: Tool, b: Tool) -> int:
     return 2 * len(words) + 2 * (a.operation.entity == b.operation.entity) + same_kind
 
 
-def look_alikes(shelf: Shelf, tool: Tool) -> list[Tool]:
+def look_alikes(tools: Iterable[Tool], tool: Tool) -> list[Tool]:
     """Tools that touch what `tool` touches, so that one of them might serve in its stead."""
     touched = touches(tool)
-    return [t for t in shelf.siblings(tool) if t is tool or touches(t) & touched]
+    return [t for t in tools if t is tool or touches(t) & touched]
 
 
 def touches(tool: Tool) -> set[str]:

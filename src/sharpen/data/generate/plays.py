@@ -1,27 +1,26 @@
-"""Dialogs of `agent_sft`: a main request of one kind, solved with real calls, and whatever follows
-until the dialog has six to twelve messages.
+"""What happens in a row, by the names that `sets.yaml` uses. A dialog has a main request, solved
+with real calls, and goes on with `follow` until it has six to twelve messages. A task is what the
+user says last, with the gold answer to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
-from sharpen.data.generate.plans import CHAIN, LONG, PAIR, TRIPLE, ask_for, find_steps
-from sharpen.data.generate.scene import Fruitless, Scene, lacking
-from sharpen.data.generate.splits import Shelf, look_alikes
-from sharpen.types import Dialog, ToolCall
+from sharpen.data.generate.plans import ask_for, find_steps, plan_to_gold, written
+from sharpen.data.generate.scene import Fruitless, Scene, lacking, must, using
+from sharpen.data.generate.splits import look_alikes
+from sharpen.types import ToolCall
 from sharpen.world.domain import Tool
-from sharpen.world.episode import FAULTS, Faults, outcome_of
+from sharpen.world.episode import FAULTS, outcome_of
 from sharpen.world.phrases import fill, missing_question, slots, spoken
-from sharpen.world.state import seeded
 
 FEWEST, MOST = 6, 12  # messages
 LONGEST = 4400  # characters of everything but the tools: about 1,300 tokens
 QUIET, LONGER = 0.6, 0.2  # shares: of dialogs about nothing to do, and of one more turn
-TRIES = 8
+
+# Main requests of dialogs ----------------------------------------------------------------------
 
 
 def single(scene: Scene) -> None:
@@ -43,17 +42,13 @@ def recovery(scene: Scene) -> None:
     tool, wrong = scene.tool, scene.request(scene.text, "not_found")
     key = next((n for n in tool.takes if n in tool.required and not tool.params[n].many), "")
     entity = tool.takes.get(key, "")
-    finders = [(t, path) for t in scene.tools.values() if (path := listing(t, entity))]
-    if not finders:
-        raise Fruitless
-    finder, path = scene.rng.choice(finders)
+    finders = [(t, path) for t in scene.domain.tools.values() if (path := listing(t, entity))]
+    finder, path = scene.rng.choice(must(finders))
     listed = scene.episode.fork().call(ToolCall(finder.name))
     right = [row[key] for row in listed.get(path, ()) if key in row]
     calls = [replace(wrong, arguments=wrong.arguments | {key: value}) for value in right]
-    good = [c for c in calls if outcome_of(scene.episode.fork().call(c)) == "ok"]
-    if not good:
-        raise Fruitless
-    named = f"{scene.shelf.entity(tool, entity).noun} {wrong.arguments[key]}"
+    good = must([c for c in calls if outcome_of(scene.episode.fork().call(c)) == "ok"])
+    named = f"{scene.domain.entities[entity].noun} {wrong.arguments[key]}"
     scene.perform(wrong)
     scene.perform(ToolCall(finder.name), content=f"There is no {named}; I look for it.")
     scene.say(f"I found no {named}. There are {spoken(right)}. Which one do you mean?")
@@ -69,11 +64,11 @@ def listing(tool: Tool, entity: str) -> str:
     return next((path.split("[]")[0] for path in paths if path.count("[]") == 1), "")
 
 
-def planned(shapes: tuple[str, ...], frame: str, scene: Scene) -> None:
+def planned(scene: Scene) -> None:
     """Several steps of one request: independent ones at once, others in turn."""
-    steps = find_steps(scene, shapes, TRIES)
-    ask_for(scene, steps, frame)
-    if frame == "both":
+    steps = find_steps(scene)
+    ask_for(scene, steps)
+    if scene.kind.frame == "both":
         scene.perform(*(step.call for step in steps))
     else:
         names = [f"{at}. {step.tool.name}" for at, step in enumerate(steps, 1)]
@@ -85,9 +80,7 @@ def planned(shapes: tuple[str, ...], frame: str, scene: Scene) -> None:
 
 def missing(scene: Scene) -> None:
     """Something is left out: the assistant asks, the user tells, the call follows."""
-    tool, vague = scene.tool, scene.tool.operation.vague
-    if not vague:
-        raise Fruitless
+    tool, vague = scene.tool, must(scene.tool.operation.vague)
     call, names = scene.request(vague), lacking(tool, vague)
     scene.say(" ".join(missing_question(tool, name) for name in names))
     frame = scene.frame("given") if len(names) == 1 else scene.shelf.frames["given"][0]
@@ -122,11 +115,31 @@ def no_suitable(scene: Scene) -> None:
     """Nothing on offer does it, from the first such request on."""
     if not scene.barred:
         scene.quiet = scene.rng.random() < QUIET
-        scene.barred = look_alikes(scene.shelf, scene.tool)
+        scene.barred = look_alikes(scene.domain.tools.values(), scene.tool)
     call, goal = scene.request(scene.text), scene.tool.operation.goal
     told = all(name in call.arguments for name in slots(goal))
     wanted = fill(goal, call.arguments) if told else "do that"
     scene.say(f"None of the tools I have here can {wanted}, so I have to leave it.")
+
+
+# How a dialog goes on --------------------------------------------------------------------------
+
+
+def follow(scene: Scene) -> None:
+    """Go on until the dialog is long enough, and now and then a little longer."""
+    turns = [another, another, recall, general, thanks]
+    turns = [another_question, another_question, general] if scene.quiet else turns
+    turn, said = None, scene.messages
+    while turn is not thanks and (
+        len(said) < FEWEST or (len(said) + 4 <= MOST and scene.rng.random() < LONGER)
+    ):
+        turn = scene.rng.choice(turns)
+        try:
+            turn(scene)
+        except Fruitless:
+            turns[0](scene)
+    if not FEWEST <= len(said) <= MOST or sum(len(m.content) for m in said) > LONGEST:
+        raise Fruitless
 
 
 def another(scene: Scene) -> None:
@@ -139,7 +152,8 @@ def another(scene: Scene) -> None:
 
 def unused(scene: Scene) -> list[Tool]:
     """A few tools of the category that did not occur yet."""
-    free = [t for t in scene.tools.values() if t.name not in scene.used and t not in scene.barred]
+    free = [t for t in scene.domain.tools.values() if t.name not in scene.used]
+    free = [t for t in free if t not in scene.barred]
     return scene.rng.sample(free, min(4, len(free)))
 
 
@@ -149,27 +163,20 @@ def another_question(scene: Scene) -> None:
         scene.tool = scene.rng.choice(scene.barred)
         scene.text = scene.rng.choice(scene.tool.operation.ask)
         return no_suitable(scene)
-    tools = unused(scene)
-    if not tools:
-        raise Fruitless
-    scene.tool = tools[0]
+    scene.tool = must(unused(scene))[0]
     explain(scene)
 
 
 def recall(scene: Scene) -> None:
     """Something that the last answer already said: one of its described single values."""
     tool, result = scene.last or (scene.tool, {})
-    properties = tool.outputs()["properties"]
-    found = []
-    for name, value in result.items():
-        about = properties.get(name, {}).get("description", "")
-        if about and isinstance(value, (str, int, float)) and not isinstance(value, bool):
-            found.append((about[:1].lower() + about[1:], spoken(value)))
-    if not found:
-        raise Fruitless
-    about, value = scene.rng.choice(found)
-    scene.user(scene.frame("recall").format(about=about))
-    scene.say(f"The {about} is {value}.")
+    about = {n: p.get("description", "") for n, p in tool.outputs()["properties"].items()}
+    values = {n: value for n, value in result.items() if type(value) in (str, int, float)}
+    found = must([(about[n], value) for n, value in values.items() if about.get(n)])
+    name, value = scene.rng.choice(found)
+    name = name[:1].lower() + name[1:]
+    scene.user(scene.frame("recall").format(about=name))
+    scene.say(f"The {name} is {spoken(value)}.")
 
 
 def general(scene: Scene) -> None:
@@ -186,71 +193,56 @@ def thanks(scene: Scene) -> None:
     scene.say("You're welcome.")
 
 
-def follow(scene: Scene) -> None:
-    """Go on until the dialog is long enough, and now and then a little longer."""
-    turns = [another, another, recall, general, thanks]
-    turns = [another_question, another_question, general] if scene.quiet else turns
-    turn = None
-    while turn is not thanks and (
-        len(scene.messages) < FEWEST
-        or (len(scene.messages) + 4 <= MOST and scene.rng.random() < LONGER)
-    ):
-        turn = scene.rng.choice(turns)
-        try:
-            turn(scene)
-        except Fruitless:
-            turns[0](scene)
+# Tasks -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind of dialog: how it is played, its task type, its share, its number of tools."""
-
-    play: Callable[[Scene], None]
-    task_type: str
-    share: float
-    tools: tuple[int, int] = (3, 5)
-    faults: tuple[int, ...] = ()  # numbers of the calls that fail once
+def select(scene: Scene) -> None:
+    scene.gold = {"tools": [scene.tool.name], "calls": written(scene.request(scene.text))}
 
 
-PAIRS, CHAINS = (PAIR, PAIR, TRIPLE), (CHAIN, CHAIN, LONG)
-SELECTION, PLANNING, TIMING = "tool_selection", "multi_step_planning", "timing_decision"
-KINDS = {
-    "single": Kind(single, SELECTION, 0.17, (3, 6)),
-    "parallel": Kind(partial(planned, PAIRS, "both"), SELECTION, 0.08),
-    "retry": Kind(single, SELECTION, 0.05, faults=(0,)),
-    "refused": Kind(refused, SELECTION, 0.05),
-    "chain": Kind(partial(planned, CHAINS, "chain"), PLANNING, 0.17),
-    "sequence": Kind(partial(planned, PAIRS, "chain"), PLANNING, 0.07),
-    "chain_retry": Kind(partial(planned, (CHAIN,), "chain"), PLANNING, 0.03, faults=(0, 1)),
-    "recovery": Kind(recovery, PLANNING, 0.03),
-    "missing": Kind(missing, TIMING, 0.08),
-    "no_tool": Kind(no_tool, TIMING, 0.06),
-    "no_suitable": Kind(no_suitable, TIMING, 0.06, (4, 5)),
-    "retrieval": Kind(single, "tool_retrieval", 0.15, (8, 11)),
-}
+def act(scene: Scene) -> None:
+    scene.gold["decision"] = "call"
 
 
-def draw_dialog(shelf: Shelf, name: str, seed: int, index: int) -> Dialog | None:
-    """The dialog of this kind and number, or None if it did not come about."""
-    kind, rng = KINDS[name], seeded("sft", seed, shelf.split, name, index)
-    tool, text = shelf.ask(seeded("start", name).randrange(1 << 20) + index)
-    at = {rng.choice(kind.faults): rng.choice(list(FAULTS))} if kind.faults else {}
-    place = [tool.category], rng.randrange(1 << 30), shelf.split
-    scene = Scene(shelf, shelf.world.episode(*place, Faults(at=at)), rng, tool, text)
-    try:
-        kind.play(scene)
-        follow(scene)
-    except Fruitless:
-        return None
-    said = scene.messages
-    if not FEWEST <= len(said) <= MOST or sum(len(m.content) for m in said) > LONGEST:
-        return None
-    count = max(rng.randint(*kind.tools), len(scene.used) + 1)
-    same = 0.6 if name == "retrieval" else 1.0
-    offered = shelf.candidates([*scene.used.values()], count, rng, scene.barred, same)
-    called = list(dict.fromkeys(c.name for m in said for c in m.tool_calls))
-    metadata = {"kind": name, "category": tool.category, "target_tools": called}
-    metadata |= {"seed": scene.episode.seed, "faults": {"at": {str(n): f for n, f in at.items()}}}
-    specs = tuple(t.spec for t in offered)
-    return Dialog(tuple(said), specs, task_type=kind.task_type, metadata=metadata)
+def ask(scene: Scene) -> None:
+    """The tool's own vague request, or its goal with one key left in the dark."""
+    tool, phrase = scene.tool, scene.tool.operation.vague
+    named = [n for n in using(tool, tool.operation.goal) if n in tool.required]
+    keys = [n for n in named if n in tool.takes and not tool.params[n].many]
+    if keys and (scene.level or not phrase):
+        name = scene.rng.choice(keys)
+        noun = scene.domain.entities[tool.takes[name]].noun
+        goal = tool.operation.goal.replace(f"{{{name}}}", scene.frame("someone").format(noun=noun))
+        phrase = scene.frame("one").replace("{goal}", goal)
+    scene.request(must(phrase))
+    scene.gold = {"decision": "ask", "tools": [tool.name], "missing": lacking(tool, phrase)}
+
+
+def answered(scene: Scene) -> None:
+    """No call is needed: what was said last is the answer."""
+    said = scene.messages.pop().content
+    scene.gold = {"decision": "answer"} | ({"answer": said} if scene.kind.known else {})
+
+
+def decline(scene: Scene) -> None:
+    scene.request(scene.text)
+    scene.barred = look_alikes(scene.domain.tools.values(), scene.tool)
+    scene.gold = {"decision": "decline"}
+
+
+def plan(scene: Scene) -> None:
+    steps = find_steps(scene)
+    ask_for(scene, steps)
+    scene.gold = plan_to_gold(steps)
+
+
+def accomplish(scene: Scene) -> None:
+    """One change, or steps of which one changes something; hard ones meet a fault on the way."""
+    if not scene.level:
+        return select(scene)
+    steps = find_steps(scene)
+    scene.gold = {"calls": written(*(step.call for step in steps))}
+    if scene.level == 2:
+        at = str(scene.rng.randrange(len(steps)))
+        scene.gold["faults"] = {"at": {at: scene.rng.choice(list(FAULTS))}}
+    ask_for(scene, steps)
