@@ -112,6 +112,7 @@ def failed(message: Message) -> bool:
 
 def is_described(tool: ToolSpec) -> bool:
     """Clear enough to choose by: a description of the tool and of each parameter."""
-    fields = tool.parameters.get("properties", {}).values()
+    fields = tool.parameters.get("properties", {})
+    fields = fields.values() if isinstance(fields, dict) else [None]
     told = all(isinstance(f, dict) and (f.get("description") or "enum" in f) for f in fields)
     return len(tool.description.split()) >= 3 and told
