@@ -1,6 +1,6 @@
 """LoRA SFT speed on a 7B shape with random weights, ours and TRL in one run on one GPU.
 
-    python benchmarks/sft.py --race ours ours-checkpointed trl trl-liger --out results.json
+    python benchmarks/sft.py --race ours ours:activation_share=0.5 trl trl-liger --out race.json
 
 Rows are the same for all: lengths lognormal (median 600, 64 to 4,096), every token trained, LoRA
 r=64 on all linear layers without dropout, AdamW, bf16. A figure is useful tokens (padding not
@@ -80,8 +80,6 @@ def run_ours(options, rows: list[np.ndarray], **settings) -> dict:
         model.requires_grad_(True)
     else:
         model = attach_lora(model, LoRAConfig(lora_dropout=0.0))
-        if options.device == "cuda":
-            model = model.to(torch.bfloat16)
     learner = Learner(model, LearnerConfig(warmup_ratio=0, **settings), 1000)
     data = [Datum(ids, np.ones(len(ids), bool)) for ids in rows]
     steps = [data[i : i + options.batch] for i in range(0, len(data), options.batch)]
@@ -90,7 +88,13 @@ def run_ours(options, rows: list[np.ndarray], **settings) -> dict:
     started, tokens = clock(options.device), 0
     for step in steps[options.warmup :]:
         tokens += learner.step(step, token_mean).tokens
-    return {"tokens_per_s": tokens / (clock(options.device) - started)}
+    speed = tokens / (clock(options.device) - started)
+    if options.profile:
+        with torch.profiler.profile() as profile:
+            learner.step(steps[-1], token_mean)
+        key = f"self_{options.device}_time_total"
+        print(profile.key_averages().table(sort_by=key, row_limit=25, max_name_column_width=60))
+    return {"tokens_per_s": speed}
 
 
 def run_trl(options, rows: list[np.ndarray], **settings) -> dict:
@@ -150,28 +154,25 @@ def clock(device: str) -> float:
     return time.perf_counter()
 
 
-def racers(options) -> dict:
-    budget = options.budget
-    ours = {"token_budget": budget, "compile": options.device == "cuda"}
-    return {
-        "ours": lambda rows: run_ours(options, rows, **ours),
-        "ours-eager": lambda rows: run_ours(options, rows, **{**ours, "compile": False}),
-        "ours-selective": lambda rows: run_ours(
-            options, rows, **ours, gradient_checkpointing=True, checkpoint_every=options.every
-        ),
-        "ours-checkpointed": lambda rows: run_ours(
-            options, rows, **{**ours, "token_budget": 2 * budget}, gradient_checkpointing=True
-        ),
-        "trl": lambda rows: run_trl(options, rows),
-        "trl-liger": lambda rows: run_trl(options, rows, use_liger_kernel=True),
-        "trl-best": lambda rows: run_trl(
-            options,
-            rows,
-            use_liger_kernel=True,
-            group_by_length=True,
-            per_device_train_batch_size=16,
-        ),
+def racer(name: str, options):
+    """`ours` with settings behind a colon (`ours:token_budget=8192,compile=false`), or a TRL."""
+    trl = {
+        "trl": {},
+        "trl-liger": {"use_liger_kernel": True},
+        "trl-best": {
+            "use_liger_kernel": True,
+            "train_sampling_strategy": "group_by_length",
+            "per_device_train_batch_size": 16,
+        },
     }
+    if name in trl:
+        return lambda rows: run_trl(options, rows, **trl[name])
+    kind, _, settings = name.partition(":")
+    if kind != "ours":
+        raise SystemExit(f"no such racer: {name}")
+    given = dict(part.split("=") for part in settings.split(",") if part)
+    ours = {"token_budget": options.budget, "compile": options.device == "cuda", **given}
+    return lambda rows: run_ours(options, rows, **ours)
 
 
 def main() -> None:
@@ -186,7 +187,7 @@ def main() -> None:
     parser.add_argument("--trl-rows", type=int, default=96)
     parser.add_argument("--trl-warmup", type=int, default=4)
     parser.add_argument("--budget", type=int, default=16384)
-    parser.add_argument("--every", type=int, default=2)
+    parser.add_argument("--profile", action="store_true", help="show where a step's time goes")
     parser.add_argument("--out")
     options = parser.parse_args()
     rows = make_rows(options.rows, SHAPES[options.shape]["vocab_size"])
@@ -195,7 +196,7 @@ def main() -> None:
         if options.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         try:
-            table[name] = racers(options)[name](rows)
+            table[name] = racer(name, options)(rows)
         except Exception as error:  # one racer's failure is a result of the race, shown as such
             table[name] = {"failed": f"{type(error).__name__}: {error}"[:300]}
         if options.device == "cuda":

@@ -6,6 +6,7 @@ same rows.
 
 from __future__ import annotations
 
+import heapq
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 
 from sharpen.types import Datum
 
+ROUND = 256  # a packed line is a multiple of this long: fewer shapes, aligned matrices
 SHORT_NAMES = {
     "planning": "multi_step_planning",
     "timing": "timing_decision",
@@ -62,46 +64,88 @@ def shares(fractions: Mapping[str, float], total: int) -> dict[str, int]:
     return counts
 
 
-def micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
-    """Rows of like length together, each micro-batch at most `token_budget` padded tokens (or one
-    row)."""
-    batches: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        last = batches[-1] if batches else []
-        if last and lengths[last[0]] * (len(last) + 1) <= token_budget:
-            last.append(index)
-        else:
-            batches.append([index])
+def micro_batches(
+    lengths: Sequence[int], token_budget: int, packed: bool = False, parts: int = 1
+) -> list[list[int]]:
+    """Rows cut into micro-batches of at most `token_budget` tokens (or one row), a multiple of
+    `parts` of them; where rows are too few, some are empty.
+
+    Packed rows lie end to end and are dealt out evenly; padded ones are put with their like.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    batches = even_bins(lengths, order, token_budget) if packed else []
+    if not packed:
+        for index in order:
+            last = batches[-1] if batches else []
+            if last and lengths[last[0]] * (len(last) + 1) <= token_budget:
+                last.append(index)
+            else:
+                batches.append([index])
+    while len(batches) % parts:
+        largest = max(batches, key=len)
+        middle = (len(largest) + 1) // 2
+        batches.append(largest[middle:])
+        del largest[middle:]
     return batches
+
+
+def even_bins(lengths: Sequence[int], order: Sequence[int], budget: int) -> list[list[int]]:
+    """As few bins as hold the rows, all nearly equally full: the longest row left goes into the
+    emptiest bin."""
+    count = math.ceil(sum(lengths) / budget)
+    while True:
+        bins: list[list[int]] = [[] for _ in range(count)]
+        heap = [(0, number) for number in range(count)]
+        for index in order:
+            full, number = heapq.heappop(heap)
+            bins[number].append(index)
+            heapq.heappush(heap, (full + lengths[index], number))
+        if all(len(b) <= 1 or sum(lengths[i] for i in b) <= budget for b in bins):
+            return [b for b in bins if b]
+        count += 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Right-padded rows. No attention mask: under a causal mask padding behind a row cannot reach
-    it."""
+    """Rows of tokens: right-padded without a mask (under a causal mask padding behind a row cannot
+    reach it), or laid end to end in one line, with `extra` for the attention."""
 
     tokens_B_T: Any
     at_N: Any  # flat positions whose next token is trained
     targets_N: Any
     row_N: Any  # which row of the batch each trained token belongs to
     weight_N: Any
+    extra: dict[str, Any]
 
 
-def collate(datums: Sequence[Datum], device: str) -> Batch:
+def collate(datums: Sequence[Datum], device: str, packed: bool = False) -> Batch:
     import torch
 
-    width = max(len(d.ids) for d in datums)
-    tokens_B_T = np.zeros((len(datums), width), np.int64)
-    for row, datum in enumerate(datums):
-        tokens_B_T[row, : len(datum.ids)] = datum.ids
+    lengths = [len(d.ids) for d in datums]
+    if packed:
+        width = -(-sum(lengths) // ROUND) * ROUND
+        starts = np.cumsum([0, *lengths[:-1]])
+        tokens = np.zeros((1, width), np.int64)
+    else:
+        width = max(lengths)
+        starts = np.arange(len(datums)) * width
+        tokens = np.zeros((len(datums), width), np.int64)
+    flat = tokens.reshape(-1)
+    for start, datum in zip(starts, datums, strict=True):
+        flat[start : start + len(datum.ids)] = datum.ids
     # the first token of a row has nothing before it that could predict it
     rows = [np.flatnonzero(d.mask[1:]) for d in datums]
-    at_N = np.concatenate([row * width + found for row, found in enumerate(rows)])
+    at_N = np.concatenate([start + found for start, found in zip(starts, rows, strict=True)])
     row_N = np.repeat(np.arange(len(datums)), [len(found) for found in rows])
     weight_N = np.array([d.weight for d in datums], np.float32)[row_N]
-    moved = (torch.from_numpy(a).to(device) for a in (tokens_B_T, at_N, row_N, weight_N))
-    tokens, at, row, weight = moved
-    return Batch(tokens, at, tokens.flatten()[at + 1], row, weight)
+    arrays = (tokens, at_N, flat[at_N + 1], row_N, weight_N)
+    moved = [torch.from_numpy(a).to(device, non_blocking=True) for a in arrays]
+    extra: dict[str, Any] = {}
+    if packed:
+        from sharpen.train.packing import packed_arguments
+
+        extra = packed_arguments(lengths, width, device)
+    return Batch(*moved, extra)
 
 
 def trained_tokens(datum: Datum) -> int:

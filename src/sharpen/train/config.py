@@ -21,9 +21,11 @@ class LearnerConfig(Config):
     adam_betas: tuple[float, float] = (0.9, 0.999)
     clip_norm: float = Field(1.0, gt=0)
     token_budget: int = Field(8192, ge=1)  # padded tokens of a micro-batch
+    packing: Literal["auto", "off"] = "auto"  # rows end to end where the kernel exists: on a GPU
     gradient_checkpointing: bool = False
     checkpoint_every: int = Field(1, ge=1)  # recompute only each n-th layer
     compile: bool = False  # worth its minute of start on a GPU
+    activation_share: float = Field(1.0, gt=0, le=1)  # of what compiled layers would keep
     seed: int = 0
 
 

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from sharpen.models.lora import fuse_lora
 from sharpen.train.batching import Batch, collate, micro_batches, trained_tokens
 from sharpen.train.config import LearnerConfig
 from sharpen.train.losses import learning_rate, selected_logprobs
+from sharpen.train.packing import enable_packing
 from sharpen.types import Datum, SharpenError
 
 Loss = Callable[[torch.Tensor, Batch, float], torch.Tensor]  # logprobs_N, batch, the step's tokens
@@ -41,14 +43,14 @@ class Learner:
     def __init__(self, model: Any, config: LearnerConfig, total_steps: int):
         self.model, self.config, self.total_steps = model, config, total_steps
         self.device = str(next(model.parameters()).device)
-        self.decoder, self.head = split_model(model)
+        self.packed = config.packing == "auto" and enable_packing(model)
+        self.core = LogprobModel(fuse_lora(model), self.packed)
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-            model.enable_input_require_grads()
-            for index, layer in enumerate(self.decoder.layers):
+            for index, layer in enumerate(self.core.decoder.layers):
                 layer.gradient_checkpointing = index % config.checkpoint_every == 0
         if config.compile:
-            compile_layers(self.decoder)
+            self.core.compile_layers(config.activation_share)
         self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.trained:
             raise SharpenError("the model has no trainable parameter")
@@ -108,14 +110,15 @@ class Learner:
             try:
                 torch.manual_seed(self.config.seed * 1_000_003 + self.steps_done)
                 self.optimizer.zero_grad(set_to_none=True)
-                total = 0.0
-                for chosen in micro_batches([len(d.ids) for d in datums], self.token_budget):
-                    batch = collate([datums[i] for i in chosen], self.device)
-                    part = loss(batch_logprobs(self.decoder, self.head, batch), batch, trained)
+                total = torch.zeros((), device=self.device)
+                lengths = [len(d.ids) for d in datums]
+                for chosen in micro_batches(lengths, self.token_budget, self.packed):
+                    batch = collate([datums[i] for i in chosen], self.device, self.packed)
+                    part = loss(self.core(batch), batch, trained)
                     part.backward()
-                    total += float(part.detach())
+                    total += part.detach()  # read once a step: reading waits for the GPU
                     self.gather_gradients()
-                return total
+                return float(total)
             except torch.cuda.OutOfMemoryError:
                 largest = max(len(d.ids) for d in datums)
                 if self.token_budget <= largest:
@@ -150,7 +153,7 @@ class Learner:
     def logprobs(self, datums: Sequence[Datum]) -> list[np.ndarray]:
         """Log-probabilities of each datum's trained tokens, in order."""
         self.model.eval()
-        return batched_logprobs(self.decoder, self.head, datums, self.token_budget)
+        return self.core.score(datums, self.token_budget)
 
     def mean_loss(self, datums: Sequence[Datum]) -> float:
         """Mean negative log-likelihood over all trained tokens."""
@@ -190,46 +193,54 @@ class Learner:
         self.steps_done, self.bad_steps = values["steps_done"], values["bad_steps"]
 
 
-def split_model(model: Any) -> tuple[Any, Any]:
-    """The decoder and the output head, so that logits are made only where they are needed."""
-    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
-    for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
-        if getattr(causal.config, name, None) not in (None, 1, 1.0):
-            raise SharpenError(
-                f"{causal.config.model_type}: {name} changes its logits, which is not supported yet"
-            )
-    head = causal.get_output_embeddings()
-    if head is None or getattr(head, "bias", None) is not None:
-        raise SharpenError(f"{causal.config.model_type}: its output head is not a plain matrix")
-    return getattr(causal, causal.base_model_prefix), head
+class LogprobModel(torch.nn.Module):
+    """A causal model as one function: a batch → log-probabilities of its trained tokens. Logits
+    exist for those positions only."""
 
+    def __init__(self, model: Any, packed: bool = False):
+        super().__init__()
+        causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+        kind = causal.config.model_type
+        for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
+            if getattr(causal.config, name, None) not in (None, 1, 1.0):
+                raise SharpenError(f"{kind}: {name} changes its logits, which is not supported yet")
+        head = causal.get_output_embeddings()
+        if head is None or getattr(head, "bias", None) is not None:
+            raise SharpenError(f"{kind}: its output head is not a plain matrix")
+        self.decoder, self.head = getattr(causal, causal.base_model_prefix), head
+        self.packed, self.compiled = packed, False
 
-def batch_logprobs(decoder: Any, head: Any, batch: Batch) -> torch.Tensor:
-    """Log-probabilities of a batch's trained tokens; logits exist for those positions only."""
-    hidden_B_T_D = decoder(input_ids=batch.tokens_B_T, use_cache=False).last_hidden_state
-    return selected_logprobs(hidden_B_T_D.flatten(0, 1)[batch.at_N], head.weight, batch.targets_N)
+    def forward(self, batch: Batch) -> torch.Tensor:
+        hidden_N_D = self.hidden(batch).flatten(0, 1)[batch.at_N]
+        return selected_logprobs(hidden_N_D, self.head.weight, batch.targets_N, self.compiled)
 
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        return self.decoder(
+            input_ids=batch.tokens_B_T, use_cache=False, **batch.extra
+        ).last_hidden_state
 
-@torch.no_grad()
-def batched_logprobs(
-    decoder: Any, head: Any, datums: Sequence[Datum], token_budget: int
-) -> list[np.ndarray]:
-    """Log-probabilities of each datum's trained tokens, whatever its place in a micro-batch."""
-    found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(datums)
-    for chosen in micro_batches([len(d.ids) for d in datums], token_budget):
-        batch = collate([datums[i] for i in chosen], str(head.weight.device))
-        values = batch_logprobs(decoder, head, batch).cpu().numpy()
-        rows = batch.row_N.cpu().numpy()
-        for row, index in enumerate(chosen):
-            found[index] = values[rows == row]
-    return found
+    @torch.no_grad()
+    def score(self, datums: Sequence[Datum], token_budget: int) -> list[np.ndarray]:
+        """Log-probabilities of each datum's trained tokens, whatever its place in a
+        micro-batch."""
+        found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(datums)
+        for chosen in micro_batches([len(d.ids) for d in datums], token_budget, self.packed):
+            device = str(self.head.weight.device)
+            batch = collate([datums[i] for i in chosen], device, self.packed)
+            values, rows = self(batch).cpu().numpy(), batch.row_N.cpu().numpy()
+            for row, index in enumerate(chosen):
+                found[index] = values[rows == row]
+        return found
 
+    def compile_layers(self, activation_share: float = 1.0) -> None:
+        """The layers are alike: one graph serves all of them, whatever the length. Below a share of
+        1 the compiler recomputes what is cheapest to compute again."""
+        import torch._functorch.config as compiler
 
-def compile_layers(decoder: Any) -> None:
-    """Compile the decoder's layers, which are alike: one graph serves all of them, whatever the
-    length."""
-    for layer in decoder.layers:
-        layer.compile(dynamic=True)
+        compiler.activation_memory_budget = activation_share
+        self.compiled = True
+        for layer in self.decoder.layers:
+            layer.compile(dynamic=True)
 
 
 def parameter_groups(parameters: dict[str, Any], weight_decay: float) -> Iterable[dict[str, Any]]:

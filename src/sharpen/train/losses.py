@@ -3,57 +3,92 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
 
-CHUNK = 2048  # logits of so many tokens exist at a time
+CHUNK = 1 << 28  # so many logits exist at a time
 
 
 class SelectedLogprobs(torch.autograd.Function):
     """log p(target) from hidden states, a chunk of logits at a time.
 
-    Only trained positions come in, and neither pass holds more than one chunk of logits: the
-    backward pass computes them again, which costs less than keeping them.
+    Only trained positions come in, and no pass holds more than one chunk of logits. The slope of a
+    token's log-probability by its hidden state does not depend on the loss above, which only
+    scales it: it is made while the logits are there, and they are not computed twice.
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden_N_D, head_V_D, targets_N):  # type: ignore[override]
+    def forward(ctx: Any, hidden_N_D, head_V_D, targets_N, compiled):  # type: ignore[override]
+        logprobs_of, distribution_of = chunk_functions(compiled)
         logprobs_N = torch.empty(len(targets_N), dtype=torch.float32, device=hidden_N_D.device)
-        totals_N = torch.empty_like(logprobs_N)
-        for start in range(0, len(targets_N), CHUNK):
-            part = slice(start, start + CHUNK)
-            logits_n_V = (hidden_N_D[part] @ head_V_D.T).float()
-            totals_N[part] = torch.logsumexp(logits_n_V, -1)
-            chosen_n = logits_n_V.gather(-1, targets_N[part, None]).squeeze(-1)
-            logprobs_N[part] = chosen_n - totals_N[part]
-        ctx.save_for_backward(hidden_N_D, head_V_D, targets_N, totals_N)
+        slope_N_D = torch.empty_like(hidden_N_D) if ctx.needs_input_grad[0] else None
+        for part in chunks(len(targets_N), len(head_V_D)):
+            logits_n_V = hidden_N_D[part] @ head_V_D.T
+            logprobs_N[part], total_n = logprobs_of(logits_n_V, targets_N[part])
+            if slope_N_D is not None:
+                shares_n_V = distribution_of(logits_n_V, total_n)
+                # d log p(target) / d hidden = the target's row of the head - the expected row
+                rows_n_D = head_V_D[targets_N[part]]
+                torch.addmm(rows_n_D, shares_n_V, head_V_D, alpha=-1, out=slope_N_D[part])
+        kept = (hidden_N_D, head_V_D, targets_N) if ctx.needs_input_grad[1] else (None,) * 3
+        ctx.save_for_backward(slope_N_D, *kept)
+        ctx.compiled = compiled
         return logprobs_N
 
     @staticmethod
     def backward(ctx: Any, grad_N):  # type: ignore[override]
-        hidden_N_D, head_V_D, targets_N, totals_N = ctx.saved_tensors
-        grad_hidden = torch.empty_like(hidden_N_D)
-        grad_head = (
-            torch.zeros_like(head_V_D, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        )
-        for start in range(0, len(targets_N), CHUNK):
-            part = slice(start, start + CHUNK)
-            logits_n_V = (hidden_N_D[part] @ head_V_D.T).float()
-            # d log p(target) / d logits = onehot(target) - softmax
-            slope_n_V = torch.exp(logits_n_V - totals_N[part, None]).mul_(-grad_N[part, None])
-            slope_n_V.scatter_add_(-1, targets_N[part, None], grad_N[part, None])
-            slope_n_V = slope_n_V.to(hidden_N_D.dtype)
-            grad_hidden[part] = slope_n_V @ head_V_D
-            if grad_head is not None:
-                grad_head += slope_n_V.T @ hidden_N_D[part]
-        return grad_hidden, grad_head if grad_head is None else grad_head.to(head_V_D.dtype), None
+        slope_N_D, hidden_N_D, head_V_D, targets_N = ctx.saved_tensors
+        grad_hidden = grad_head = None
+        if slope_N_D is not None:
+            grad_hidden = (slope_N_D * grad_N[:, None]).to(slope_N_D.dtype)
+        if ctx.needs_input_grad[1]:
+            grad_head = torch.zeros_like(head_V_D, dtype=torch.float32)
+            logprobs_of, distribution_of = chunk_functions(ctx.compiled)
+            for part in chunks(len(targets_N), len(head_V_D)):
+                logits_n_V = hidden_N_D[part] @ head_V_D.T
+                shares_n_V = distribution_of(
+                    logits_n_V, logprobs_of(logits_n_V, targets_N[part])[1]
+                )
+                scaled_n_D = (hidden_N_D[part] * grad_N[part, None]).to(hidden_N_D.dtype)
+                grad_head -= shares_n_V.T @ scaled_n_D
+                grad_head.index_add_(0, targets_N[part], scaled_n_D.float())
+            grad_head = grad_head.to(head_V_D.dtype)
+        return grad_hidden, grad_head, None, None
+
+
+def chunk_logprobs(logits_n_V: torch.Tensor, targets_n: torch.Tensor) -> tuple[Any, Any]:
+    """log p(target) and the logarithm of the normaliser, in fp32."""
+    logits_n_V = logits_n_V.float()
+    total_n = torch.logsumexp(logits_n_V, -1)
+    return logits_n_V.gather(-1, targets_n[:, None]).squeeze(-1) - total_n, total_n
+
+
+def distribution(logits_n_V: torch.Tensor, total_n: torch.Tensor) -> torch.Tensor:
+    return torch.exp(logits_n_V.float() - total_n[:, None]).to(logits_n_V.dtype)
+
+
+def chunks(tokens: int, vocabulary: int) -> list[slice]:
+    size = max(CHUNK // vocabulary, 256)
+    return [slice(start, start + size) for start in range(0, tokens, size)]
+
+
+@lru_cache(maxsize=2)
+def chunk_functions(compiled: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    functions = (chunk_logprobs, distribution)
+    first, second = (torch.compile(f, dynamic=True) if compiled else f for f in functions)
+    return first, second
 
 
 def selected_logprobs(
-    hidden_N_D: torch.Tensor, head_V_D: torch.Tensor, targets_N: torch.Tensor
+    hidden_N_D: torch.Tensor,
+    head_V_D: torch.Tensor,
+    targets_N: torch.Tensor,
+    compiled: bool = False,
 ) -> torch.Tensor:
-    return SelectedLogprobs.apply(hidden_N_D, head_V_D, targets_N)  # type: ignore[return-value]
+    return SelectedLogprobs.apply(hidden_N_D, head_V_D, targets_N, compiled)  # type: ignore[return-value]
 
 
 def sft_loss(logprobs_N: torch.Tensor, weight_N: torch.Tensor, step_tokens: float) -> torch.Tensor:

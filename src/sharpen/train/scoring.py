@@ -13,7 +13,7 @@ from sharpen.models.load import ModelConfig, load_model, load_tokenizer
 from sharpen.records import read_jsonl
 from sharpen.render import Renderer
 from sharpen.rows import dialog_from_row
-from sharpen.train.learner import batched_logprobs, split_model
+from sharpen.train.learner import LogprobModel
 from sharpen.types import Dialog, SharpenError
 
 
@@ -28,7 +28,7 @@ class ModelScorer:
 
     def logprobs(self, dialogs: Sequence[Dialog]) -> list[np.ndarray]:
         data = list(self.renderer.render(dialogs))
-        return batched_logprobs(*split_model(self.model), data, self.token_budget)
+        return LogprobModel(self.model).score(data, self.token_budget)
 
     def losses(self, dialogs: Sequence[Dialog]) -> list[float]:
         """Mean negative log-likelihood of each dialog's assistant tokens."""
