@@ -24,7 +24,7 @@ from pydantic import Field
 from sharpen import types
 from sharpen.calls import assistant_text, compact_json, parse_message
 from sharpen.config import Config, one_line
-from sharpen.rows import call_from_wire, content_from_wire, message_to_wire, tool_to_wire
+from sharpen.rows import call_from_wire, message_from_wire, message_to_wire, tool_to_wire
 from sharpen.types import Dialog, Json, Message, Sampling, SharpenError, StopReason, Turn
 
 AGAIN = {408, 409, 425, 429, *range(500, 600)}  # the same request may succeed later
@@ -139,7 +139,7 @@ def turn_from_wire(answer: Any) -> Turn:
     if finish not in ("stop", "tool_calls", "length"):
         raise Refused(f"finish_reason {finish!r}", math.inf)
     stop = StopReason.TOKENS if finish == "length" else StopReason.ANSWERED
-    content = content_from_wire(message.get("content"), "", "content")
+    content = message_from_wire({"role": "assistant", "content": message.get("content")}).content
     if not message.get("tool_calls"):  # a server without a tool parser leaves them in the text
         return Turn(parse_message(content), stop)
     calls, unparsed = [], []
