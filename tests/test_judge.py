@@ -377,29 +377,39 @@ def test_a_model_that_knows_nothing_gives_errors_not_numbers(pico_folder):
 
 
 @pytest.mark.slow
-def test_a_real_model_judges_through_the_server_and_directly(smollm2_tokenizer):
-    """SmolLM2-135M is no good judge, but its readable verdicts are numbers on the scale and its
-    unreadable ones are errors; both ways give the same."""
+def test_a_trained_local_model_judges_directly_and_through_the_server(pico_folder):
+    """pico, taught to give one of these answers 9 and the other 2: its verdicts are read, and both
+    ways give the same."""
+    import torch
+
     from sharpen.models.load import ModelConfig
     from sharpen.policy.local import LocalPolicy
 
-    local = LocalPolicy.load(ModelConfig(base_model="smollm2-135m"), batch_size=1)
-    config = JudgeConfig(
-        criteria={"score": "Is the answer right?"},
-        max_tokens=64,
-        backoff_s=0,
-        attempts=2,
-        max_failed=0.99,
-        concurrency=1,
-        timeout_s=280,
-    )
-    items = [(TASK, made(text)) for text in ("2 + 2 = 4.", "5", "I do not know.")]
+    local = LocalPolicy.load(ModelConfig(base_model=str(pico_folder)))
+    config = JudgeConfig(criteria={"score": "Right?"}, max_tokens=24, backoff_s=0, attempts=1)
+    judge, wanted = Judge(local, config), {"2 + 2 = 4": 9, "2 + 2 = 5": 2}
+    rows = []
+    for text, mark in wanted.items():
+        prompt = local.renderer.prompt(judge.dialog(TASK, [made(text)], None))
+        reply = local.renderer.tokenizer(f'{{"score": {mark}}}', add_special_tokens=False)
+        stop = sorted(local.renderer.stop_ids)[-1:]
+        rows.append((prompt, [*reply["input_ids"], *stop]))
+    torch.manual_seed(0)
+    optimiser = torch.optim.Adam(local.model.parameters(), lr=3e-3)
+    for _ in range(150):
+        loss = torch.zeros(())
+        for prompt, reply in rows:
+            ids = torch.tensor([prompt + reply])
+            labels = torch.tensor([[-100] * len(prompt) + reply])
+            loss = loss + local.model(input_ids=ids, labels=labels).loss
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        if loss.item() < 0.002:
+            break
+    items = [(TASK, made(text)) for text in wanted]
+    direct = judge.score_all(items)
     with ChatServer(local) as server:
-        policy = RemotePolicy(server.url, "smollm2", limits=RemoteLimits(timeout_s=250))
-        served = Judge(policy, config).score_all(items)
-    direct = Judge(local, config).score_all(items)
-    assert any(isinstance(v, Score) for v in served)
-    assert all(isinstance(v, JudgeError) or 0 <= v.value <= 1 for v in served)
-    assert [getattr(v, "value", None) for v in served] == [
-        getattr(v, "value", None) for v in direct
-    ]
+        served = Judge(RemotePolicy(server.url, "pico"), config).score_all(items)
+    assert [v.value for v in direct] == pytest.approx([8 / 9, 1 / 9])
+    assert served == direct
