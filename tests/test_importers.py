@@ -10,7 +10,7 @@ import pytest
 
 from sharpen.data.check import CheckReport, check_rows
 from sharpen.data.importers import FORMATS, find, load
-from sharpen.data.importers.reading import read_records
+from sharpen.data.reading import read_records
 from sharpen.data.importers.shapes import json_type, parameters, python_call, schema
 from sharpen.data.importing import import_file
 from sharpen.types import RowError, SharpenError

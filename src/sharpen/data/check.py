@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sharpen.data.importers.reading import Record, read_records
+from sharpen.data.reading import Record, read_records
 from sharpen.rows import dialog_from_row, preference_from_row, task_from_row, tool_from_wire
 from sharpen.tools import check_call, schema_problem
 from sharpen.types import Dialog, Json, Message, Preference, RowError, Task, ToolCall, ToolSpec

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from sharpen.data.check import structure
 from sharpen.data.importers import Importer, Noun, find, load
-from sharpen.data.importers.reading import Record
+from sharpen.data.reading import Record
 from sharpen.records import atomic_write, dump_row
 from sharpen.rows import dialog_to_row, preference_to_row, task_to_row
 from sharpen.types import Dialog, Json, Preference, RowError, SharpenError, Task

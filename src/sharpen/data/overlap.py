@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from sharpen.data.check import calls_of, noun_of
-from sharpen.data.importers.reading import read_records
+from sharpen.data.reading import read_records
 from sharpen.types import Dialog, Json, RowError, Task
 
 GRAM = 13
@@ -54,26 +54,33 @@ class Split:
     words: dict[bytes, str] = field(default_factory=dict)  # each set of words once, and where
 
 
+def request_of(noun: Any) -> tuple[str, str, frozenset[str], list[str]]:
+    """What of a row is compared: its instruction word by word, the same with values masked, the
+    words of that which count, and every 13 words in a row of all that the user says."""
+    values = leaves([call.arguments for call in calls_of(noun)])
+    said = said_by_user(noun) or [""]
+    masked = WORD.findall(mask(said[0], values).lower())
+    content = frozenset(w for w in masked if w not in STOP and w != "value")
+    spoken = [WORD.findall(text.lower()) for text in said]
+    grams = [" ".join(w[at : at + GRAM]) for w in spoken for at in range(len(w) - GRAM + 1)]
+    return " ".join(spoken[0]), " ".join(masked), content, grams
+
+
 def read_split(path: Path, numbers: dict[str, int]) -> Split:
     """A file's instructions as hashes; rows that cannot be read are the checker's business."""
     split = Split(str(path))
     for record in read_records(path):
         try:
             noun = noun_of(record)
-            values = leaves([call.arguments for call in calls_of(noun)])
+            text, masked, content, grams = request_of(noun)
         except (RowError, RecursionError):
             continue
-        if not (said := said_by_user(noun)):
+        if not said_by_user(noun):
             continue
         split.rows += 1
-        hidden = WORD.findall(mask(said[0], values).lower())
-        split.verbatim.append(hash(" ".join(WORD.findall(said[0].lower()))))
-        split.masked.append(hash(" ".join(hidden)))
-        for text in said:
-            spoken = WORD.findall(text.lower())
-            for at in range(len(spoken) - GRAM + 1):
-                split.grams.append(hash(" ".join(spoken[at : at + GRAM])))
-        content = {w for w in hidden if w not in STOP and w != "value"}
+        split.verbatim.append(hash(text))
+        split.masked.append(hash(masked))
+        split.grams.extend(map(hash, grams))
         row = array("I", sorted(numbers.setdefault(w, len(numbers)) for w in content))
         split.words.setdefault(row.tobytes(), record.where)
     return split

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.data.check import calls_of, known_problem, noun_of, refers
-from sharpen.data.importers.reading import read_records
+from sharpen.data.reading import read_records
 from sharpen.tools import check_call
 from sharpen.types import Dialog, Json, Message, RowError, Task, ToolSpec
 

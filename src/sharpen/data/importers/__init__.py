@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sharpen.data.importers.reading import Reader, read_records
+from sharpen.data.reading import Reader, read_records
 from sharpen.types import Dialog, Preference, SharpenError, Task
 
 Noun = Dialog | Task | Preference

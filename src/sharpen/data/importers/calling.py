@@ -15,7 +15,7 @@ from typing import Any
 
 from sharpen.data.importers import Noun, has, importer, shapes
 from sharpen.data.importers.chat import message, messages
-from sharpen.data.importers.reading import below, read_file, within
+from sharpen.data.reading import below, read_file, within
 from sharpen.records import read_json
 from sharpen.types import Dialog, Json, Message, RowError, SharpenError, Task, ToolSpec
 

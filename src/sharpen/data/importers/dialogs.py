@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.data.importers import has, importer, shapes
-from sharpen.data.importers.reading import Record, below, data_files, read_file
+from sharpen.data.reading import Record, below, data_files, read_file
 from sharpen.records import read_json
 from sharpen.types import Dialog, Json, Message, RowError, ToolCall, ToolSpec
 

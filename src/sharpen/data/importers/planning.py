@@ -9,7 +9,7 @@ from typing import Any
 
 from sharpen.data.importers import importer, shapes
 from sharpen.data.importers.chat import messages
-from sharpen.data.importers.reading import below
+from sharpen.data.reading import below
 from sharpen.records import read_json
 from sharpen.types import Json, RowError, Task, ToolSpec
 

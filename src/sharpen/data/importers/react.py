@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.data.importers import importer
-from sharpen.data.importers.reading import Record, read_records
+from sharpen.data.reading import Record, read_records
 from sharpen.data.importers.shapes import joined, literal, rest
 from sharpen.types import Dialog, Json, Message, RowError, ToolCall, ToolSpec
 

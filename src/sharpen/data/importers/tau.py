@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sharpen.data.importers import has, importer
 from sharpen.data.importers.chat import message, messages
-from sharpen.data.importers.reading import below, within
+from sharpen.data.reading import below, within
 from sharpen.data.importers.shapes import call_from, calls_to_gold, picked, tools_from
 from sharpen.types import Dialog, Json, Message, RowError, Task
 

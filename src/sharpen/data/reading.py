@@ -1,8 +1,8 @@
-"""Foreign files → records with their `file:line`, in constant memory.
+"""Files → records with their `file:line`, in constant memory.
 
-JSONL, a JSON array (streamed element by element), one JSON document, CSV, each also gzipped, and
-folders of them. What cannot be read is a record with a `problem`, so that it is counted and kept
-apart, and reading goes on behind it wherever the format allows.
+JSONL, a JSON array (streamed element by element), one JSON document, CSV, text, each also gzipped,
+and folders of them. What cannot be read is a record with a `problem`, so that it is counted and
+kept apart, and reading goes on behind it wherever the format allows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import csv
 import gzip
 import io
 import json
-import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -21,13 +20,15 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
-from sharpen.records import MAX_LINE_BYTES, bounded_lines, parse_row
+from sharpen.records import DECODER, MAX_LINE_BYTES, bounded_lines, parse_row
 from sharpen.types import RowError, SharpenError
 
 CHUNK = 1 << 20
+NEAR_END = 16  # an error so close to the end of what was read may be a value cut in two
 MAX_DOCUMENT = 256 << 20  # one JSON document is read whole
-SUFFIXES = (".json", ".jsonl", ".csv", ".txt", ".log")
+DATA_FILE = re.compile(r"(?!\.|.*\.quarantine\.).*\.(json|jsonl|csv|txt|log)(\.gz)?$")
 GAP = re.compile(r"[\s,]*")
+EXTENT = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)  # takes any number
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,8 @@ Reader = Callable[[Path], Iterator[Record]]
 
 def read_records(path: Path, pattern: str = "") -> Iterator[Record]:
     """Every record of a file, or of all data files below a folder whose names match."""
-    for file in data_files(path):
-        if path.is_file() or re.search(pattern, file.name):
-            yield from read_file(file)
+    for file in data_files(path, pattern):
+        yield from read_file(file)
 
 
 def below(pattern: str) -> Reader:
@@ -69,16 +69,15 @@ def within(parts: Callable[[Any], Iterable[Any]]) -> Reader:
     return read
 
 
-def data_files(path: Path) -> list[Path]:
+def data_files(path: Path, pattern: str = "") -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
         raise SharpenError(f"{path}: no such file or folder")
-    found = [f for f in path.rglob("*") if f.name.removesuffix(".gz").endswith(SUFFIXES)]
+    found = sorted(f for f in path.rglob("*") if DATA_FILE.match(f.name) and f.is_file())
     if not found:
         raise SharpenError(f"{path}: no data file below this folder")
-    hidden = (f for f in found if f.name.startswith(".") or ".quarantine." in f.name)
-    return sorted({f for f in found if f.is_file()} - set(hidden))
+    return [file for file in found if re.search(pattern, file.name)]
 
 
 def read_file(path: Path) -> Iterator[Record]:
@@ -97,29 +96,29 @@ def read_file(path: Path) -> Iterator[Record]:
 
 
 def records_of(file: Any, path: Path) -> Iterator[Record]:
-    name = path.name.removesuffix(".gz")
+    kind = Path(path.name.removesuffix(".gz")).suffix
     head = file.peek(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
-    if name.endswith(".csv"):
+    if kind == ".csv":
         return csv_records(file, path)
-    if name.endswith((".txt", ".log")):
-        return iter([text_record(file, path)])
-    if head == b"[" and not name.endswith(".jsonl"):
+    if kind in (".txt", ".log"):
+        return text_records(file, path)
+    if head == b"[" and kind != ".jsonl":
         return array_records(file, path)
-    return line_records(file, path, name)
+    return line_records(file, path, kind)
 
 
-def text_record(file: IO[bytes], path: Path) -> Record:
+def text_records(file: IO[bytes], path: Path) -> Iterator[Record]:
     raw = file.read(MAX_DOCUMENT)
     try:
-        return Record(f"{path}:1", raw.decode("utf-8-sig"))
+        yield Record(f"{path}:1", raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        return Record(f"{path}:1", raw=raw, problem=f"not UTF-8 at byte {error.start}")
+        yield Record(f"{path}:1", raw=raw, problem=f"not UTF-8 at byte {error.start}")
 
 
-def line_records(file: IO[bytes], path: Path, name: str) -> Iterator[Record]:
+def line_records(file: IO[bytes], path: Path, kind: str) -> Iterator[Record]:
     """JSONL; a `.json` file whose first line is not complete is one document over many lines."""
     lines = bounded_lines(file)
-    if name.endswith(".json"):
+    if kind == ".json":
         first = next(lines, None) or b""
         if line_record(first, "").problem:
             whole = first + file.read(MAX_DOCUMENT)
@@ -146,94 +145,80 @@ def line_record(raw: bytes, where: str) -> Record:
 
 def csv_records(file: IO[bytes], path: Path) -> Iterator[Record]:
     csv.field_size_limit(MAX_LINE_BYTES)
-    text = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
-    reader = csv.DictReader(text)
+    reader = csv.DictReader(decoded(file))
     try:
         for row in reader:
-            where = f"{path}:{reader.line_num}"
-            if None in row or None in row.values():
-                yield Record(where, raw=repr(row), problem="not CSV: another number of cells")
-            else:
-                yield Record(where, row)
+            ragged = None in row or None in row.values()
+            problem = "not CSV: another number of cells" if ragged else ""
+            yield Record(f"{path}:{reader.line_num}", row, repr(row) if ragged else "", problem)
     except csv.Error as error:
         yield Record(f"{path}:{reader.line_num}", problem=f"not CSV: {error}")
+
+
+def decoded(file: IO[bytes]) -> IO[str]:
+    return io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
 
 
 def array_records(file: IO[bytes], path: Path) -> Iterator[Record]:
     """The elements of a JSON array, one at a time. Behind a broken element, reading goes on at the
     next line that starts like the one before did."""
-    text = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
-    odd: list[str] = []  # numbers that JSON does not have, or that no float holds
-
-    def number(digits: str) -> float:
-        odd.extend([digits] if math.isinf(float(digits)) else [])
-        return float(digits)
-
-    decoder = json.JSONDecoder(parse_constant=odd.append, parse_float=number)
+    text, ended, marker = decoded(file), False, ""
     buffer = text.read(CHUNK)
     at = buffer.index("[") + 1
-    line, last, count, ended, marker = 1 + buffer.count("\n", 0, at), 0, 1, False, ""
+    line, last, count = 1 + buffer.count("\n", 0, at), 0, 1
     while True:
         start = GAP.match(buffer, at).end()  # type: ignore[union-attr]
-        if "\n" in (gap := buffer[at:start]):
-            line += gap.count("\n")
-            marker = gap[gap.rfind("\n") + 1 :] + buffer[start : start + 1]
-        at, where = start, f"{path}:{line}" + (f"#{count}" if line == last else "")
-        if buffer[at : at + 1] == "]":
-            return
-        if ended and at == len(buffer):
-            yield Record(where, problem="truncated: the array is not closed")
-            return
-        odd.clear()
-        problem, unread, end, value = "", False, at, None
-        try:
-            value, end = decoder.raw_decode(buffer, at)
-        except json.JSONDecodeError as error:
-            cut = "Unterminated string" in error.msg or error.pos >= len(buffer) - 16
-            if ended or not cut:
-                problem = f"not JSON: {error.msg}"
-        except RecursionError:
-            problem = "nested too deeply"
-        except ValueError as error:
-            problem = str(error)
-        if not problem and (end == at or end == len(buffer)) and not ended:
+        gap = buffer[at:start]
+        here = line + gap.count("\n")
+        where = f"{path}:{here}" + (f"#{count}" if here == last else "")
+        value, end, problem = element(buffer, start)
+        if max(start, end) > len(buffer) - NEAR_END and not ended:
             if len(buffer) - at > MAX_LINE_BYTES:
                 yield Record(where, problem=f"element over {MAX_LINE_BYTES >> 20} MiB")
                 return
             more = text.read(max(CHUNK, len(buffer) - at))
             buffer, at, ended = buffer[at:] + more, 0, not more
             continue
-        if problem:
-            end, buffer, ended = next_element(buffer, at, text, marker)
-            unread = end == len(buffer)
-            problem += "; the rest of the array is unread" if unread else ""
-        element = buffer[at:end]
-        problem = problem or element_problem(element, odd)
-        yield Record(where, raw=element, problem=problem) if problem else Record(where, value)
-        if unread:
+        if buffer.startswith("]", start):
             return
-        last, line = line, line + element.count("\n")
-        at, count = end, count + 1
+        if here > line:
+            marker = gap[gap.rfind("\n") + 1 :] + buffer[start : start + 1]
+        if problem:
+            end, buffer = next_element(buffer, start, text, marker)
+            unread = "; the rest of the array is unread" if end == len(buffer) else ""
+            yield Record(where, raw=buffer[start:end], problem=problem + unread)
+            if unread:
+                return
+        elif value is None:  # whatever is wrong with it is wrong with a line, too
+            yield line_record(buffer[start:end].encode("utf-8", "surrogateescape"), where)
+        else:
+            yield Record(where, value)
+        last, line, at, count = here, here + buffer.count("\n", start, end), end, count + 1
 
 
-def next_element(buffer: str, at: int, text: IO[str], marker: str) -> tuple[int, str, bool]:
-    """Where the element behind a broken one starts: at a line that begins with `marker`."""
-    ended = False
-    if marker.strip() != "{":  # the elements share one line: no place is safe to go on at
-        while text.read(CHUNK):
-            pass
-        return len(buffer), buffer, True
-    while (found := buffer.find("\n" + marker, at + 1)) < 0 and not ended:
-        more = text.read(CHUNK)
-        buffer, ended = buffer + more, not more
-    return (found + len(marker) if found >= 0 else len(buffer)), buffer, ended
-
-
-def element_problem(element: str, odd: list[str]) -> str:
-    if odd:
-        return f"{odd[0][:20]} is not a number that can be kept"
+def element(buffer: str, start: int) -> tuple[Any, int, str]:
+    """A value, where it ends, or how far one can read and what is wrong there."""
     try:
-        element.encode("utf-8")
-    except UnicodeEncodeError as error:
-        return f"not UTF-8 at character {error.start}"
-    return ""
+        value, end = DECODER.raw_decode(buffer, start)
+        buffer[start:end].encode("utf-8")
+        return value, end, ""
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return None, EXTENT.raw_decode(buffer, start)[1], ""
+    except RecursionError:
+        return None, start, "nested too deeply"
+    except json.JSONDecodeError as error:
+        if start == len(buffer):
+            return None, start, "truncated: the array is not closed"
+        cut = "Unterminated string" in error.msg
+        return None, len(buffer) if cut else error.pos, f"not JSON: {error.msg}"
+
+
+def next_element(buffer: str, at: int, text: IO[str], marker: str) -> tuple[int, str]:
+    """Where the element behind a broken one starts: at a line that begins with `marker`."""
+    if marker.strip() != "{":  # the elements share one line: no place is safe to go on at
+        return len(buffer), buffer
+    while (found := buffer.find("\n" + marker, at + 1)) < 0 and (more := text.read(CHUNK)):
+        buffer += more
+    return (found + len(marker) if found >= 0 else len(buffer)), buffer
