@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 from sharpen.data.check import CheckReport, check_rows
-from sharpen.data.generate.build import File, Sizes, build_data, draw, fill_file, portions
+from sharpen.data.generate.build import File, Guard, Sizes, build_data, draw, fill_file, portions
 from sharpen.data.generate.plans import resolve, run_gold, verify_gold
-from sharpen.data.generate.splits import Guard, Shelf, look_alikes, split_categories, touches
+from sharpen.data.generate.scene import Shelf, look_alikes, split_categories, touches
 from sharpen.data.overlap import compare, leaks_in
 from sharpen.data.sources import (
     AgentDialogProcessor,
     AgentSFTFormatter,
     AgentTrainingUsage,
     read_dialogs,
+    read_rows,
     read_tasks,
-    read_tools,
 )
 from sharpen.data.sources import resolve as resolve_name
 from sharpen.envs.toolworld import ToolWorld
@@ -263,7 +263,7 @@ def test_sets_by_name(built, monkeypatch):
     assert len(list(read_dialogs("agent_sft:dev"))) == 12
     assert len(resolve_name("agent_benchmark:test")) == 4
     assert {t.kind for t in read_tasks("agent_benchmark/timing:dev")} == {"timing"}
-    assert len(list(read_tools())) == 96
+    assert len(list(read_rows("agent_tools"))) == 96
     for wrong in ("agent_sft:all", "agent_benchmark/cooking:test", "nothing", "agent_tools:dev"):
         with pytest.raises(SharpenError, match="neither a file nor"):
             resolve_name(wrong)

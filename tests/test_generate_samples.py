@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from sharpen.data.check import CheckReport, check_rows, faults
-from sharpen.data.generate.long_context import LongContextDataGenerator
 from sharpen.data.generate.own import build_own, draw_value, rephrased, task_of
-from sharpen.data.generate.reasoning import ReasoningDataGenerator
 from sharpen.data.generate.samples import (
     Filters,
     ReActDataGenerator,
@@ -19,6 +17,7 @@ from sharpen.data.generate.samples import (
     preference_pair,
     sft_from_trajectories,
 )
+from sharpen.data.generate.texts import LongContextDataGenerator, ReasoningDataGenerator
 from sharpen.rows import dialog_from_row, dialog_to_row
 from sharpen.types import (
     Dialog,

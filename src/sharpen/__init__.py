@@ -17,10 +17,14 @@ _PUBLIC = {
     "AgentSFTConfig": "sharpen.train.config",
     "AgentSFTTrainer": "sharpen.train.sft",
     "AgentLoRATrainer": "sharpen.train.sft",
+    "CoresetSelector": "sharpen.data.coreset",
+    "OnlineContinualLearner": "sharpen.data.replay",
     "tool": "sharpen.tools",
     "Renderer": "sharpen.render",
     "LocalPolicy": "sharpen.policy.local",
     "RemotePolicy": "sharpen.policy.remote",
+    "Judge": "sharpen.rewards.judge",
+    "JudgeConfig": "sharpen.rewards.judge",
     "ModelConfig": "sharpen.models.load",
     "LoRAConfig": "sharpen.models.load",
     **dict.fromkeys(
@@ -31,8 +35,8 @@ _PUBLIC = {
         ("ToolCallDataGenerator", "ReActDataGenerator", "mask_functions", "preference_pair"),
         "sharpen.data.generate.samples",
     ),
-    "ReasoningDataGenerator": "sharpen.data.generate.reasoning",
-    "LongContextDataGenerator": "sharpen.data.generate.long_context",
+    "ReasoningDataGenerator": "sharpen.data.generate.texts",
+    "LongContextDataGenerator": "sharpen.data.generate.texts",
 }  # fmt: skip
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.calls import assistant_text
-from sharpen.data.generate.build import USUAL, build_data, is_built, plan_files
-from sharpen.data.generate.scene import parts
+from sharpen.data.generate.build import USUAL, build_data, plan_files
 from sharpen.records import Row, cache_folder, read_jsonl, sha256_file
 from sharpen.render import Renderer, tools_block
 from sharpen.rows import call_from_wire, dialog_from_row, task_from_row
@@ -34,27 +33,22 @@ def data_folder() -> Path:
     return cache_folder() / f"data-{hashlib.sha256(domains.encode()).hexdigest()[:12]}"
 
 
-def files_of(name: str) -> list[str]:
-    """The files of a set, below the data folder."""
-    folder, _, split = name.partition(":")
-    known = ["agent_tools/tools.jsonl", *(file.path for file in plan_files(USUAL))]
-    end = f"/{split}.jsonl" if split else "/tools.jsonl"
-    found = [path for path in known if path.startswith(f"{folder}/") and path.endswith(end)]
-    if not found:
-        raise SharpenError(
-            f"{name!r}: neither a file nor agent_tools, agent_sft:SPLIT, agent_benchmark:SPLIT or "
-            "agent_benchmark/PART:SPLIT; splits are train, dev, test, parts "
-            + ", ".join(part for part in parts() if part != "sft")
-        )
-    return found
-
-
 def resolve(name: str) -> list[Path]:
     """A set's files, built first if they are not there; a file's path stands for itself."""
     if Path(name).is_file():
         return [Path(name)]
-    files, folder = files_of(name), data_folder()
-    if not is_built(folder):
+    part, _, split = name.partition(":")
+    known = ["agent_tools/tools.jsonl", *(file.path for file in plan_files(USUAL))]
+    end = f"/{split}.jsonl" if split else "/tools.jsonl"
+    files = [file for file in known if file.startswith(f"{part}/") and file.endswith(end)]
+    if not files:
+        raise SharpenError(
+            f"{name!r}: neither a file nor agent_tools, agent_sft:SPLIT, agent_benchmark:SPLIT or "
+            "agent_benchmark/PART:SPLIT; splits are train, dev, test, parts selection, planning, "
+            "timing, end_to_end"
+        )
+    folder = data_folder()
+    if not (folder / "manifest.json").is_file():
         build_data(folder, workers=1)  # the caller may have threads, and those forbid copies
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
@@ -75,10 +69,6 @@ def read_tasks(name: str) -> Iterator[Task]:
     return (task_from_row(row.value, row.where) for row in read_rows(name))
 
 
-def read_tools() -> Iterator[Json]:
-    return (row.value for row in read_rows("agent_tools"))
-
-
 class AgentTrainingUsage:
     """What the training pipeline takes from the three sets."""
 
@@ -92,11 +82,10 @@ class AgentTrainingUsage:
         """Constructed pairs: the gold call against a wrong tool, a wrong argument or no call."""
         return (gold_pair(task) for task in self.iter_samples(split) if task.gold.get("calls"))
 
-    def get_evaluation_data(self, split: str = "test") -> Iterator[Task]:
-        return self.iter_samples(split)
-
     def iter_samples(self, split: str = "test") -> Iterator[Task]:
         return read_tasks(f"{self.SOURCES['benchmark']}:{split}")
+
+    get_evaluation_data = iter_samples
 
 
 def gold_pair(task: Task) -> Preference:
@@ -109,9 +98,8 @@ def gold_pair(task: Task) -> Preference:
         dropped = rng.choice(named)
         kept = {name: value for name, value in call.arguments.items() if name != dropped}
         wrong.append(ToolCall(call.name, kept))
-    mistakes = [Message("assistant", "I have done that for you.")]
-    mistakes += [Message("assistant", tool_calls=(made,)) for made in wrong]
-    right, said = Message("assistant", tool_calls=(call,)), rng.choice(mistakes)
+    right, *mistakes = (Message("assistant", tool_calls=(made,)) for made in (call, *wrong))
+    said = rng.choice([Message("assistant", "I have done that for you."), *mistakes])
     return Preference(task.messages, (right,), (said,), task.tools, task.id, 1.0, 0.0)
 
 

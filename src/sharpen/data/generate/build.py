@@ -5,6 +5,7 @@ order, held-out splits first, because train has more to choose from.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import sys
@@ -17,10 +18,10 @@ from itertools import chain
 from pathlib import Path
 
 from sharpen import records
-from sharpen.data.generate import plays
 from sharpen.data.generate.plans import run_gold, verify_gold
-from sharpen.data.generate.scene import Fruitless, Scene, parts
-from sharpen.data.generate.splits import Guard, Shelf, split_categories
+from sharpen.data.generate.plays import Play
+from sharpen.data.generate.scene import Fruitless, Shelf, parts, split_categories
+from sharpen.data.overlap import MAX_OVERLAP, request_of
 from sharpen.progress import Advance, progress
 from sharpen.rows import dialog_to_row, task_to_row
 from sharpen.types import Dialog, Json, SharpenError, Task
@@ -68,11 +69,11 @@ def plan_files(sizes: Sizes) -> list[File]:
         for name, part in parts().items():
             shares = {kind: described.share for kind, described in part.kinds.items()}
             rows = sizes.dialogs if name == "sft" else part.rows * sizes.tasks
-            quotas = portions(round(rows * part.splits[split]), shares)
-            files.append(File(f"{part.folder}/{split}.jsonl", split, quotas, name))
-            if split == "test" and name != "sft":
-                quotas = portions(sizes.extended, shares)
-                files.append(File(f"{part.folder}/extended.jsonl", split, quotas, name, True))
+            wanted = {split: round(rows * part.splits[split])}
+            wanted |= {"extended": sizes.extended} if split == "test" and name != "sft" else {}
+            for stem, count in wanted.items():
+                path, quotas = f"{part.folder}/{stem}.jsonl", portions(count, shares)
+                files.append(File(path, split, quotas, name, stem == "extended"))
     return files
 
 
@@ -106,10 +107,10 @@ def draw_row(shelf: Shelf, part: str, name: str, seed: int | str, index: int) ->
     faults = {rng.choice(kind.faults): rng.choice(list(FAULTS))} if kind.faults else {}
     place = [tool.category], rng.randrange(1 << 30), shelf.split
     episode, level = shelf.world.episode(*place, Faults(at=faults)), index % len(kind.offered)
-    scene = Scene(shelf, episode, rng, kind, tool, text, level)
+    scene = Play(shelf, episode, rng, kind, tool, text, level)
     try:
         for play in kind.play:
-            getattr(plays, play)(scene)
+            getattr(scene, play)()
     except Fruitless:
         return None
     needed = list(scene.used.values()) or ([] if scene.barred else [tool])
@@ -159,6 +160,45 @@ def fill_file(
     seeded("order", seed, file.path).shuffle(kept)
     name = file.path.removesuffix(".jsonl").replace("/", "-")
     return [replace(noun, id=f"{name}-{number:05d}") for number, noun in enumerate(kept, 1)]
+
+
+class Guard:
+    """Nothing verbatim, no 13 words in a row and no near copy may stand in two splits; within one
+    file, no request may stand twice, values masked."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, str] = {}  # instruction or 13 words → split
+        self.asked: set[tuple[str, str]] = set()  # file and instruction, as it is and masked
+        self.rows_with: dict[str, dict[str, set[frozenset[str]]]] = {}  # split → word → rows
+
+    def admit(self, noun: Dialog | Task, split: Family, file: str, fresh: bool = True) -> bool:
+        """May the row stand in `file`? Without `fresh`, values alone may make a difference."""
+        text, masked, content, grams = request_of(noun)
+        if not content or (file, masked if fresh else text) in self.asked:
+            return False
+        runs = [text, *grams]
+        if any(self.said.get(run, split) != split for run in runs):
+            return False
+        if any(self.near(content, other) for other in self.rows_with if other != split):
+            return False
+        self.said |= dict.fromkeys(runs, split)
+        self.asked |= {(file, masked), (file, text)}
+        index = self.rows_with.setdefault(split, {})
+        for word in content:
+            index.setdefault(word, set()).add(content)
+        return True
+
+    def near(self, content: frozenset[str], split: str) -> bool:
+        """Shares a row of `split` too many words? It must have one of the few rarest of them."""
+        index = self.rows_with[split]
+        needed = math.floor(MAX_OVERLAP * len(content)) + 1
+        rarest = sorted(content, key=lambda word: len(index.get(word, ())))
+        for word in rarest[: len(content) - needed + 1]:
+            for row in index.get(word, ()):
+                common = len(content & row)
+                if common > MAX_OVERLAP * (len(content) + len(row) - common):
+                    return True
+        return False
 
 
 def tool_rows(world: World, places: dict[str, Family]) -> Iterator[Json]:
@@ -222,8 +262,3 @@ def write_sets(out: Path, rows: dict[str, list[Json]], origin: Json) -> Json:
     manifest |= {"rows": {path: len(found) for path, found in rows.items()}, "files": digests}
     records.write_json(out / "manifest.json", manifest)
     return manifest
-
-
-def is_built(folder: Path) -> bool:
-    path = folder / "manifest.json"
-    return path.is_file() and "files" in records.read_json(path)

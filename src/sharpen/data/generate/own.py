@@ -9,16 +9,17 @@ import json
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from sharpen.config import read_yaml
 from sharpen.data.generate import build
-from sharpen.data.generate.reasoning import replies
-from sharpen.data.generate.scene import parts
-from sharpen.data.generate.splits import frames
+from sharpen.data.generate.plans import value_at, written
+from sharpen.data.generate.scene import frames, parts
+from sharpen.data.generate.texts import replies
 from sharpen.records import sha256_file
 from sharpen.rows import dialog_to_row, task_to_row, tool_to_wire
 from sharpen.tools import ToolResult, check_call, load_tools, recursive_ref
@@ -29,7 +30,8 @@ from sharpen.world.state import seeded
 
 METHODS = ("get", "post", "put", "patch", "delete")
 ROWS_PER_TOOL, CANDIDATES, TRIES = 40, 5, 40
-KINDS = {"call": (0.6, "easy"), "ask": (0.2, "medium"), "decline": (0.2, "hard")}
+SHARES = {"call": 0.6, "ask": 0.2, "decline": 0.2}
+DIFFICULTY = {"call": "easy", "ask": "medium", "decline": "hard"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +71,21 @@ def openapi_tools(path: Path) -> list[ToolSpec]:
 
 
 def operation_spec(document: Json, route: str, operation: Json, shared: list[Json]) -> ToolSpec:
-    properties, required = {}, []
-    for given in (*shared, *operation.get("parameters", [])):
-        parameter = inlined(given, document, route)
-        schema = parameter.get("schema") or {"type": parameter.get("type", "string")}
-        about = parameter.get("description")
-        properties[parameter["name"]] = schema | ({"description": about} if about else {})
-        required += [parameter["name"]] if parameter.get("required") else []
+    given = inlined([*shared, *operation.get("parameters", [])], document, route)
     body = inlined(operation.get("requestBody") or {}, document, route)
     schema = body.get("content", {}).get("application/json", {}).get("schema", {})
-    properties |= schema.get("properties", {})
-    required += schema.get("required", [])
-    name = operation.get("operationId") or route
-    parameters = {"type": "object", "properties": properties, "required": sorted(set(required))}
+    properties = {}
+    for parameter in given:
+        about = (
+            {"description": parameter.get("description")} if parameter.get("description") else {}
+        )
+        kind = parameter.get("schema") or {"type": parameter.get("type", "string")}
+        properties[parameter["name"]] = kind | about
+    required = {p["name"] for p in given if p.get("required")} | {*schema.get("required", [])}
+    parameters: Json = {"type": "object", "properties": properties | schema.get("properties", {})}
+    name = re.sub(r"\W+", "_", operation.get("operationId") or route).strip("_")
     about = operation.get("description") or operation.get("summary") or route
-    return ToolSpec(re.sub(r"\W+", "_", name).strip("_"), about, parameters)
+    return ToolSpec(name, about, parameters | {"required": sorted(required)})
 
 
 def inlined(value: Any, document: Json, where: str) -> Any:
@@ -92,14 +94,12 @@ def inlined(value: Any, document: Json, where: str) -> Any:
         return [inlined(item, document, where) for item in value]
     if not isinstance(value, dict):
         return value
-    if "$ref" in value:
-        target: Any = document
-        for key in str(value["$ref"]).removeprefix("#/").split("/"):
-            target = target.get(key) if isinstance(target, dict) else None
-        if target is None:
-            raise SharpenError(f"{where}: $ref {value['$ref']!r} leads nowhere in the file")
-        return inlined(target, document, where)
-    return {key: inlined(item, document, where) for key, item in value.items()}
+    if "$ref" not in value:
+        return {key: inlined(item, document, where) for key, item in value.items()}
+    target = value_at(document, str(value["$ref"]).removeprefix("#/").split("/"))
+    if target is None:
+        raise SharpenError(f"{where}: $ref {value['$ref']!r} leads nowhere in the file")
+    return inlined(target, document, where)
 
 
 # Values and wording ----------------------------------------------------------------------------
@@ -144,32 +144,27 @@ def draw_text(name: str, form: str, split: Family, rng: random.Random) -> str:
     return rng.choice(part(shared_pools()[pool], split) if pool else frames(split)["own_words"])
 
 
-def arguments_for(spec: ToolSpec, split: Family, rng: random.Random) -> Json:
+def draw_call(spec: ToolSpec, split: Family, rng: random.Random) -> ToolCall:
     """The required parameters, and now and then an optional one."""
-    required = spec.parameters.get("required", [])
-    return {
-        name: draw_value(name, schema, split, rng)
-        for name, schema in spec.parameters.get("properties", {}).items()
-        if name in required or rng.random() < 0.3
-    }
+    arguments, required = {}, spec.parameters.get("required", [])
+    for name, schema in spec.parameters.get("properties", {}).items():
+        if name in required or rng.random() < 0.3:
+            arguments[name] = draw_value(name, schema, split, rng)
+    return ToolCall(spec.name, arguments, "call_1")
 
 
 def request_text(spec: ToolSpec, given: Json, split: Family, rng: random.Random) -> str:
-    told = ", ".join(f"{name.replace('_', ' ')} {spoken(value)}" for name, value in given.items())
+    told = f"{spoken(given)}." if given else ""
     frame = rng.choice(frames(split)["own_requests"])
-    text = frame.format(task=task_of(spec.description), given=sentence(f"{told}.") if told else "")
+    text = frame.format(task=task_of(spec.description), given=sentence(told))
     return " ".join(text.split())
 
 
 def task_of(description: str) -> str:
     """A description's first sentence as a verb phrase: "Finds a van." → "find a van"."""
     verb, _, rest = description.split(". ")[0].strip().rstrip(".").partition(" ")
-    if verb.endswith("ies"):
-        verb = verb[:-3] + "y"
-    elif verb.endswith(("ches", "shes", "sses", "xes")):
-        verb = verb[:-2]
-    elif verb.endswith("s") and not verb.endswith("ss"):
-        verb = verb[:-1]
+    verb = re.sub(r"ies$", "ys", verb)  # copies, fetches, finds; but not pass
+    verb = re.sub(r"(?<=ch|sh|ss|.x)es$|(?<!s)s$", "", verb)
     return f"{verb[:1].lower()}{verb[1:]} {rest}".strip()
 
 
@@ -177,58 +172,18 @@ def rephrased(text: str, given: Json, policy: Policy, seed: int) -> str:
     """The policy's wording, if it kept every value; else the plain one."""
     values = [spoken(value) for value in given.values()]
     asked = frames("rephrase").format(values=", ".join(values) or "none", text=text)
-    turn = replies(policy, [asked], 96, 0.7, seed)[0]
-    said = turn.message.content.strip().strip('"')
+    said = replies(policy, [asked], 96, 0.7, seed)[0].message.content.strip().strip('"')
     return said if said and all(value in said for value in values) else text
 
 
 # Rows ------------------------------------------------------------------------------------------
 
 
-def own_row(
-    tools: list[Own], kind: str, split: Family, rng: random.Random, policy: Policy | None
-) -> tuple[Dialog, Task] | None:
-    """One dialog and the task of deciding its first turn."""
-    tool = rng.choice(tools)
-    spec, arguments = tool.spec, arguments_for(tool.spec, split, rng)
-    call = ToolCall(spec.name, arguments, "call_1")
-    required = spec.parameters.get("required", [])
-    dropped = rng.choice(required) if kind == "ask" and required else ""
-    if check_call(call, spec) or (kind == "ask" and not dropped):
-        return None
-    given = {name: value for name, value in arguments.items() if name != dropped}
-    text = request_text(spec, given, split, rng)
-    text = rephrased(text, given, policy, rng.randrange(1 << 30)) if policy else text
-    others = [t for t in tools if t is not tool]
-    shown = rng.sample(others, min(CANDIDATES - 1, len(others)))
-    shown += [] if kind == "decline" else [tool]
-    rng.shuffle(shown)
-    messages, gold = [Message("user", text)], Json(decision=kind)
-    done, wrong = [Message("assistant", "None of the tools I have here can do that.")], ""
-    if kind != "decline":
-        gold["tools"] = [spec.name]
-        done, wrong = called(tool, call)
-    if kind == "call":
-        gold["calls"] = [{"name": spec.name, "arguments": arguments}]
-    if kind == "ask":
-        gold["missing"] = [dropped]
-        about = spec.parameters["properties"][dropped].get("description") or dropped
-        messages.append(Message("assistant", f"I still need to know: {about.rstrip('.')}."))
-        messages.append(Message("user", f"{spoken(arguments[dropped])}."))
-    if wrong:
-        return None
-    messages, specs = (*messages, *done), tuple(t.spec for t in shown)
-    task_type = "tool_selection" if kind == "call" else "timing_decision"
-    metadata = {"kind": kind, "executed": tool.run is not None and kind != "decline"}
-    dialog = Dialog(messages, specs, task_type=task_type, metadata=metadata)
-    return dialog, Task("", text, specs, gold, "timing", KINDS[kind][1])
-
-
-def called(tool: Own, call: ToolCall) -> tuple[list[Message], str]:
-    """The call, where it can be executed with its real result and an answer; and what failed."""
-    asked = Message("assistant", tool_calls=(call,))
-    if tool.run is None:
-        return [asked], ""
+def solved(tool: Own, call: ToolCall) -> tuple[list[Message], str]:
+    """The call, where it can be executed with its real result and an answer; and what is wrong."""
+    problems, asked = check_call(call, tool.spec), Message("assistant", tool_calls=(call,))
+    if problems or tool.run is None:
+        return [asked], "; ".join(problems)
     result = tool.run(call.arguments)
     wrong = f"{result.error}: {result.content}"[:200] if result.error else ""
     answer = Message("assistant", f"Here is what {call.name} found: {result.content}")
@@ -239,32 +194,66 @@ def why_unusable(tool: Own, seed: int) -> str:
     """Why no call with drawn values fits and, where it can be executed, succeeds; else empty."""
     rng, reason = seeded("own", seed, tool.spec.name), ""
     for _ in range(TRIES):
-        call = ToolCall(tool.spec.name, arguments_for(tool.spec, "train", rng))
-        reason = "; ".join(check_call(call, tool.spec)) or called(tool, call)[1]
+        reason = solved(tool, draw_call(tool.spec, "train", rng))[1]
         if not reason:
             return ""
     return f"{reason}; give its parameters examples"
 
 
-def own_rows(
-    tools: list[Own], split: Family, count: int, seed: int, policy: Policy | None, taken: set[str]
-) -> list[tuple[Dialog, Task]]:
-    """As many rows as wanted, or as many different ones as the tools allow."""
-    shares = {kind: share for kind, (share, _) in KINDS.items()}
-    shares |= {} if len(tools) > 1 else {"decline": 0.0}
-    made = []
-    for kind, quota in build.portions(count, shares).items():
-        rng, wanted = seeded("own", seed, split, kind), len(made) + quota
-        for _ in range(quota * TRIES):
-            if len(made) == wanted:
-                break
-            row = own_row(tools, kind, split, rng, policy)
-            if row is not None and row[1].instruction not in taken:
-                taken.add(row[1].instruction)
-                made.append(row)
-    seeded("order", seed, split).shuffle(made)
-    named = [(f"own-{split}-{number:05d}", *row) for number, row in enumerate(made, 1)]
-    return [(replace(dialog, id=name), replace(task, id=name)) for name, dialog, task in named]
+@dataclass(frozen=True, slots=True)
+class OwnRows:
+    """Dialogs, each with the task of deciding its first turn. No request is made twice."""
+
+    tools: list[Own]
+    policy: Policy | None
+    taken: set[str] = field(default_factory=set)
+
+    def draw(self, kind: str, split: Family, rng: random.Random) -> tuple[Dialog, Task] | None:
+        tool = rng.choice(self.tools)
+        spec, call = tool.spec, draw_call(tool.spec, split, rng)
+        required = spec.parameters.get("required", [])
+        dropped = rng.choice(required) if kind == "ask" and required else ""
+        if check_call(call, spec) or (kind == "ask" and not dropped):
+            return None
+        given = {name: value for name, value in call.arguments.items() if name != dropped}
+        text = request_text(spec, given, split, rng)
+        if self.policy:
+            text = rephrased(text, given, self.policy, rng.randrange(1 << 30))
+        others = [t.spec for t in self.tools if t is not tool]
+        shown = rng.sample(others, min(CANDIDATES - 1, len(others)))
+        shown += [] if kind == "decline" else [spec]
+        rng.shuffle(shown)
+        messages, gold = [Message("user", text)], Json(decision=kind)
+        done, wrong = [Message("assistant", "None of the tools I have here can do that.")], ""
+        if kind != "decline":
+            done, wrong = solved(tool, call)
+            gold["tools"] = [spec.name]
+        if kind == "call":
+            gold["calls"] = written(call)
+        if kind == "ask":
+            gold["missing"] = [dropped]
+            about = spec.parameters["properties"][dropped].get("description") or dropped
+            messages.append(Message("assistant", f"I still need to know: {about.rstrip('.')}."))
+            messages.append(Message("user", f"{spoken(call.arguments[dropped])}."))
+        if wrong or text in self.taken:
+            return None
+        self.taken.add(text)
+        task_type = "tool_selection" if kind == "call" else "timing_decision"
+        about = {"kind": kind, "executed": tool.run is not None and kind != "decline"}
+        dialog = Dialog((*messages, *done), tuple(shown), task_type=task_type, metadata=about)
+        return dialog, Task("", text, dialog.tools, gold, "timing", DIFFICULTY[kind])
+
+    def rows(self, split: Family, count: int, seed: int) -> list[tuple[Dialog, Task]]:
+        """As many rows as wanted, or as many different ones as the tools allow."""
+        shares = SHARES if len(self.tools) > 1 else SHARES | {"decline": 0.0}
+        made = []
+        for kind, quota in build.portions(count, shares).items():
+            rng = seeded("own", seed, split, kind)
+            drawn = (self.draw(kind, split, rng) for _ in range(quota * TRIES))
+            made += islice(filter(None, drawn), quota)
+        seeded("order", seed, split).shuffle(made)
+        named = [(f"own-{split}-{number:05d}", *row) for number, row in enumerate(made, 1)]
+        return [(replace(dialog, id=name), replace(task, id=name)) for name, dialog, task in named]
 
 
 def build_own(
@@ -272,19 +261,19 @@ def build_own(
 ) -> Json:
     """The three sets over a file of tools. Tools that never succeed are left out and named."""
     build.refuse_foreign(out)
-    given = [(tool, why_unusable(tool, seed)) for tool in load_own(path)]
-    left_out = {tool.spec.name: reason for tool, reason in given if reason}
-    tools = [tool for tool, reason in given if not reason]
-    if not tools:
+    tools = load_own(path)
+    reasons = {tool.spec.name: why_unusable(tool, seed) for tool in tools}
+    left_out = {name: reason for name, reason in reasons.items() if reason}
+    own = OwnRows([tool for tool in tools if tool.spec.name not in left_out], policy)
+    if not own.tools:
         raise SharpenError(f"{path}: no tool can be used: {json.dumps(left_out)}")
-    total, taken = rows or ROWS_PER_TOOL * len(tools), set[str]()
-    files = {"agent_tools/tools.jsonl": [tool_to_wire(tool.spec) for tool in tools]}
+    total = rows or ROWS_PER_TOOL * len(own.tools)
+    files = {"agent_tools/tools.jsonl": [tool_to_wire(tool.spec) for tool in own.tools]}
     for split in build.SPLITS:
-        count = round(total * parts()["sft"].splits[split])
-        made = own_rows(tools, split, count, seed, policy, taken)
+        made = own.rows(split, round(total * parts()["sft"].splits[split]), seed)
         files[f"agent_sft/{split}.jsonl"] = [dialog_to_row(dialog) for dialog, _ in made]
-        count = round(total * parts()["selection"].splits[split])
-        tasks = [task for _, task in own_rows(tools, split, count, seed + 1, policy, taken)]
+        made = own.rows(split, round(total * parts()["timing"].splits[split]), seed + 1)
+        tasks = [task for _, task in made]
         chosen = [replace(task, kind="selection") for task in tasks if "calls" in task.gold]
         for name, found in (("selection", chosen), ("timing", tasks)):
             files[f"agent_benchmark/{name}/{split}.jsonl"] = [task_to_row(task) for task in found]

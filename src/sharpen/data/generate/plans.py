@@ -8,12 +8,13 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import islice, permutations
 from typing import Any
 
-from sharpen.data.generate.scene import Fruitless, Scene, using
+from sharpen.data.generate.scene import Fruitless, Scene, must, using
 from sharpen.types import Json, SharpenError, ToolCall
 from sharpen.world.domain import Domain, Tool
 from sharpen.world.episode import Episode, World, outcome_of
@@ -48,9 +49,10 @@ class Step:
 def find_steps(scene: Scene) -> list[Step]:
     """Steps of one of the kind's shapes, of which one changes something if the kind says so."""
     for _ in range(scene.kind.tries):
-        steps = grow(scene, scene.rng.choice(scene.kind.shapes[scene.level]))
-        if steps and not (scene.kind.writes and all(step.tool.read_only for step in steps)):
-            return steps
+        with suppress(Fruitless):
+            steps = grow(scene, scene.rng.choice(scene.kind.shapes[scene.level]))
+            if not scene.kind.writes or any(not step.tool.read_only for step in steps):
+                return steps
     raise Fruitless
 
 
@@ -72,8 +74,8 @@ def ask_for(scene: Scene, steps: Sequence[Step]) -> None:
 
 
 def grow(scene: Scene, shape: str) -> list[Step]:
-    """Steps of this shape that work in any order from the present state, or nothing."""
-    scratch, steps = scene.episode.fork(), list[Step]()
+    """Steps of this shape that work in any order from the present state."""
+    scratch, steps, handles = scene.episode.fork(), list[Step](), list[list[Handle]]()
     parents = [[int(digit) for digit in step if digit != "-"] for step in shape.split()]
     for at, mine in enumerate(parents):
         gives = any(at in later for later in parents[at + 1 :])
@@ -81,45 +83,39 @@ def grow(scene: Scene, shape: str) -> list[Step]:
         pool = [t for t in scene.domain.tools.values() if t.name not in used]
         if gives:
             pool = [t for t in pool if t.yields and (t.operation.pick or t.operation.op in DETAILS)]
-        handles = [handles_of(scene.domain, steps[p], p) for p in mine]
-        step = next_step(scratch, pool, scene.rng, handles)
-        if step is None or (gives and not handles_of(scene.domain, step, at)):
-            return []
-        scratch.call(step.call)
-        steps.append(step)
-    return steps if in_any_order(scene.episode, steps) else []
+        steps.append(next_step(scratch, pool, scene.rng, [handles[parent] for parent in mine]))
+        handles.append(handles_of(scene.domain, steps[at], at) if gives else [])
+        must(handles[at] or not gives)
+        scratch.call(steps[at].call)
+    must(in_any_order(scene.episode, steps))
+    return steps
 
 
 def next_step(
     episode: Episode, tools: list[Tool], rng: random.Random, handles: list[list[Handle]]
-) -> Step | None:
+) -> Step:
     for tool in rng.sample(tools, min(TOOLS_TRIED, len(tools))):
-        links = match(tool, handles, rng)
-        if links is None:
-            continue
-        for _ in range(CALLS_TRIED if links else 1):
-            call = episode.sample(tool, rng, using(tool, tool.operation.goal))
-            if call is None:
-                break
+        with suppress(Fruitless):
+            links = match(tool, handles, rng)
             given = {name: handle.key for name, handle in links.items()}
-            call = replace(call, arguments=call.arguments | given)
-            result = episode.fork().call(call)
-            if outcome_of(result) == "ok":
-                return Step(tool, call, result, links)
-    return None
+            for _ in range(CALLS_TRIED if links else 1):
+                call = must(episode.sample(tool, rng, using(tool, tool.operation.goal)))
+                call = replace(call, arguments=call.arguments | given)
+                result = episode.fork().call(call)
+                if outcome_of(result) == "ok":
+                    return Step(tool, call, result, links)
+    raise Fruitless
 
 
-def match(tool: Tool, handles: list[list[Handle]], rng: random.Random) -> dict[str, Handle] | None:
-    """One parameter for one handle of every parent, or None."""
+def match(tool: Tool, handles: list[list[Handle]], rng: random.Random) -> dict[str, Handle]:
+    """One parameter for one handle of every parent."""
     links: dict[str, Handle] = {}
     named = using(tool, tool.operation.goal)
     takes = {n: e for n, e in tool.takes.items() if n in named and not tool.params[n].many}
     for offered in handles:
         free = [(name, entity) for name, entity in takes.items() if name not in links]
         fits = [(name, h) for name, entity in free for h in offered if entity == h.entity]
-        if not fits:
-            return None
-        name, handle = rng.choice(fits)
+        name, handle = rng.choice(must(fits))
         links[name] = handle
     return links
 
@@ -131,7 +127,7 @@ def handles_of(domain: Domain, step: Step, at: int) -> list[Handle]:
     found = []
     for pattern, entity in step.tool.yields.items():
         path = pattern.replace("[]", ".0")
-        key = value_at(step.result, path)
+        key = value_at(step.result, path.split("."))
         if not isinstance(key, str) or key in step.call.arguments.values():
             continue
         known, last = domain.entities[entity], pattern.removesuffix("[]").split(".")[-1]
@@ -146,9 +142,9 @@ def handles_of(domain: Domain, step: Step, at: int) -> list[Handle]:
     return found
 
 
-def value_at(result: Json, path: str) -> Any:
+def value_at(value: Any, path: Sequence[str]) -> Any:
     try:
-        return reduce(go, path.split("."), result)
+        return reduce(go, path, value)
     except (LookupError, TypeError):
         return None
 
@@ -167,9 +163,6 @@ def in_any_order(episode: Episode, steps: list[Step]) -> bool:
             return False
         ends.append(run.changes())
     return all(end == ends[0] for end in ends)
-
-
-# Gold ------------------------------------------------------------------------------------------
 
 
 def written(*calls: ToolCall) -> list[Json]:
@@ -207,7 +200,7 @@ def run_gold(world: World, gold: Json, where: str) -> tuple[Episode, list[Json]]
 def resolve(value: Any, results: dict[str, Json], where: str) -> Any:
     if not (isinstance(value, dict) and "$from" in value):
         return value
-    step, _, path = value["$from"].partition(".")
+    step, *path = value["$from"].split(".")
     found = value_at(results.get(step, {}), path)
     if found is None:
         raise SharpenError(f"{where}: {value['$from']} is not there")

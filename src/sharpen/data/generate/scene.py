@@ -1,8 +1,13 @@
-"""One row while it is played: a user asks for a tool, calls are really made."""
+"""Where a row is played: the tools of a split, the kinds of rows as `sets.yaml` has them, and the
+scene in which a user asks for a tool and calls are really made.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import math
 import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -10,13 +15,17 @@ from typing import Any, TypeVar
 
 from sharpen.calls import compact_json
 from sharpen.config import Config, parse_config, read_yaml
-from sharpen.data.generate.splits import Shelf, frames
-from sharpen.types import Json, Message, ToolCall
+from sharpen.types import Json, Message, SharpenError, ToolCall
 from sharpen.world.domain import Domain, Tool
-from sharpen.world.episode import FAULTS, Episode
+from sharpen.world.episode import FAULTS, Episode, World
 from sharpen.world.fields import Family, sentence
 from sharpen.world.phrases import fill, slots
+from sharpen.world.state import seeded
 
+HELD_OUT: dict[Family, float] = {"test": 0.10, "dev": 0.06}
+SIMILAR = 2  # distractors are drawn from this many times as many nearest tools
+HERE = Path(__file__).parent
+Tools = Sequence[Tool]
 Found = TypeVar("Found")
 
 
@@ -45,8 +54,79 @@ class Part(Config):
 
 @cache
 def parts() -> dict[str, Part]:
-    path = Path(__file__).with_name("sets.yaml")
-    return {name: parse_config(Part, part, path.name) for name, part in read_yaml(path).items()}
+    described = read_yaml(HERE / "sets.yaml")
+    return {name: parse_config(Part, part, "sets.yaml") for name, part in described.items()}
+
+
+@cache
+def frames(part: str) -> Any:
+    """What `frames.yaml` says for a split, or under another of its headings."""
+    return read_yaml(HERE / "frames.yaml")[part]
+
+
+def split_categories(categories: Sequence[str]) -> dict[str, Family]:
+    """Category → split. A category's place is decided by its name alone."""
+    ordered = sorted(categories, key=lambda name: hashlib.sha256(name.encode()).digest())
+    if len(ordered) < 3:
+        raise SharpenError(f"{len(ordered)} categories cannot be split: three are the least")
+    found: dict[str, Family] = {}
+    for split, share in HELD_OUT.items():
+        count = max(1, round(len(categories) * share))
+        found |= dict.fromkeys(ordered[len(found) : len(found) + count], split)
+    return {name: found.get(name, "train") for name in categories}
+
+
+class Shelf:
+    """The tools of one split, in an order that belongs to the seed."""
+
+    def __init__(self, world: World, split: Family, seed: int):
+        self.world = world
+        self.split: Family = split
+        places = split_categories(world.categories)
+        self.tools = list(world.tools([name for name in places if places[name] == split]))
+        seeded("shelf", seed, split).shuffle(self.tools)
+        self.frames: dict[str, list[Any]] = frames(split)
+
+    def ask(self, index: int, writing: bool = False) -> tuple[Tool, str]:
+        """The request with this number: every tool once, then every tool's next phrasing."""
+        tools = [tool for tool in self.tools if not (writing and tool.read_only)]
+        tool = tools[index % len(tools)]
+        start = seeded("ask", tool.name).randrange(len(tool.operation.ask))
+        return tool, tool.operation.ask[(start + index // len(tools)) % len(tool.operation.ask)]
+
+    def candidates(
+        self, needed: Tools, count: int, rng: random.Random, barred: Tools = (), same: float = 1.0
+    ) -> list[Tool]:
+        """The needed tools among distractors: the nearest of their category for a share of `same`,
+        the rest from the split's other categories. `barred` tools stay out."""
+        first, out = needed[0] if needed else barred[0], {*needed, *barred}
+        near = [t for t in self.world.domain(first.category).tools.values() if t not in out]
+        near.sort(key=lambda t: (-likeness(first, t), rng.random()))
+        wanted = max(0, count - len(needed))
+        close = min(len(near), math.ceil(wanted * same))
+        far = [t for t in self.tools if t.category != first.category and t not in out]
+        shown = [*needed, *rng.sample(near[: close * SIMILAR], close)]
+        shown += rng.sample(far, min(len(far), wanted - close))
+        rng.shuffle(shown)
+        return shown
+
+
+def likeness(a: Tool, b: Tool) -> int:
+    """How easily `b` is taken for `a`."""
+    words = set(a.name.split("_")) & set(b.name.split("_"))
+    same_kind = a.operation.op == b.operation.op
+    return 2 * len(words) + 2 * (a.operation.entity == b.operation.entity) + same_kind
+
+
+def look_alikes(tools: Iterable[Tool], tool: Tool) -> list[Tool]:
+    """Tools that touch what `tool` touches, so that one of them might serve in its stead."""
+    touched = touches(tool)
+    return [t for t in tools if t is tool or touches(t) & touched]
+
+
+def touches(tool: Tool) -> set[str]:
+    own = tool.operation.entity, getattr(tool.operation, "into", "")
+    return {*own, *tool.takes.values(), *tool.yields.values()} - {""}
 
 
 class Fruitless(Exception):
@@ -99,30 +179,31 @@ class Scene:
         self.user(fill(phrase, call.arguments))
         return call
 
-    def perform(self, *calls: ToolCall, content: str = "") -> list[Json]:
-        """Make calls, all at once, and make those again that a fault hit; the last answers."""
-        results: dict[int, Json] = {}
-        waiting = dict(enumerate(calls))
-        while waiting:
-            number = sum(len(m.tool_calls) for m in self.messages)
-            made = [replace(c, id=f"call_{number + i}") for i, c in enumerate(waiting.values(), 1)]
-            self.messages.append(Message("assistant", content, tuple(made)))
-            for index, call in zip(waiting, made, strict=True):
-                results[index] = self.episode.call(call)
-                self.used[call.name] = self.domain.tools[call.name]
-                text = compact_json(results[index])
-                self.messages.append(Message("tool", text, name=call.name, tool_call_id=call.id))
-            waiting = {i: c for i, c in waiting.items() if results[i].get("error") in FAULTS}
-            content = frames("retry")[results[min(waiting)]["error"]] if waiting else ""
-        return [results[index] for index in range(len(calls))]
+    def perform(self, *calls: ToolCall, content: str = "") -> Json:
+        """Make calls, all at once, and those again that a fault hit; the last answer."""
+        number, failed, result = sum(len(m.tool_calls) for m in self.messages), {}, {}
+        made = [replace(call, id=f"call_{number + i}") for i, call in enumerate(calls, 1)]
+        self.messages.append(Message("assistant", content, tuple(made)))
+        for call in made:
+            result, self.used[call.name] = self.episode.call(call), self.domain.tools[call.name]
+            text = compact_json(result)
+            self.messages.append(Message("tool", text, name=call.name, tool_call_id=call.id))
+            if result.get("error") in FAULTS:
+                failed[call.id] = call, frames("retry")[result["error"]]
+        if failed:
+            again, told = zip(*failed.values(), strict=True)
+            return self.perform(*again, content=told[0])
+        return result
 
     def serve(self, call: ToolCall) -> None:
         """Call the tool and answer."""
-        self.last = self.tool, self.perform(call)[0]
-        self.say(self.answer(*self.last, call))
+        self.tell((self.tool, call, self.perform(call)))
 
-    def answer(self, tool: Tool, result: Json, call: ToolCall) -> str:
-        return fill(self.rng.choice(tool.operation.say), result, call.arguments)
+    def tell(self, *done: tuple[Tool, ToolCall, Json]) -> None:
+        """Answer with what was done."""
+        self.last = done[-1][0], done[-1][2]
+        said = [fill(self.rng.choice(t.operation.say), r, c.arguments) for t, c, r in done]
+        self.say(" ".join(said))
 
 
 def using(tool: Tool, phrase: str) -> list[str]:
