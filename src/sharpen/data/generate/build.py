@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from sharpen import records
 from sharpen.data.generate.plans import run_gold, verify_gold
@@ -125,22 +126,17 @@ def draw_row(shelf: Shelf, part: str, name: str, seed: int | str, index: int) ->
         return Dialog(tuple(scene.messages), specs, task_type=kind.task_type, metadata=about)
     *context, asked = scene.messages
     categories = sorted({t.category for t in offered})
-    gold = scene.gold
     where = {"categories": categories, "seed": episode.seed, "family": shelf.split}
-    if "calls" in gold:
-        end, _ = run_gold(shelf.world, gold | where, asked.content)
+    if "calls" in scene.gold:
+        end, _ = run_gold(shelf.world, scene.gold | where, asked.content)
         if kind.writes and not end.changes():
             return None  # doing nothing would be as good
-        gold["state"] = end.digest()
-    about = {"category": tool.category, "variant": name}
-    said = asked.content, specs, gold | where
-    return Task("", *said, part, LEVELS[level], tuple(context), about)
+        scene.gold["state"] = end.digest()
+    about, gold = {"category": tool.category, "variant": name}, scene.gold | where
+    return Task("", asked.content, specs, gold, part, LEVELS[level], tuple(context), about)
 
 
-def fill_file(
-    file: File, seed: int, guard: Guard, run: Run, advance: Advance = lambda _: None
-) -> list[Noun]:
-    """Rows of every kind until the quotas are met."""
+def fill_file(file: File, seed: int, guard: Guard, run: Run, advance: Advance) -> list[Noun]:
     kept: list[Noun] = []
     for kind, quota in file.quotas.items():
         goal, start, barren = len(kept) + quota, 0, 0
@@ -171,7 +167,7 @@ class Guard:
         self.asked: set[tuple[str, str]] = set()  # file and instruction, as it is and masked
         self.rows_with: dict[str, dict[str, set[frozenset[str]]]] = {}  # split → word → rows
 
-    def admit(self, noun: Dialog | Task, split: Family, file: str, fresh: bool = True) -> bool:
+    def admit(self, noun: Noun, split: Family, file: str, fresh: bool = True) -> bool:
         """May the row stand in `file`? Without `fresh`, values alone may make a difference."""
         text, masked, content, grams = request_of(noun)
         if not content or (file, masked if fresh else text) in self.asked:
@@ -201,15 +197,6 @@ class Guard:
         return False
 
 
-def tool_rows(world: World, places: dict[str, Family]) -> Iterator[Json]:
-    """The catalogue. What people say to held-out tools is left out: it is what the tests ask."""
-    for tool in world.tools():
-        row: Json = card_row(world, tool) | {"split": places[tool.category]}
-        for example in row["examples"] if row["split"] != "train" else ():
-            del example["request"]
-        yield row
-
-
 def build_data(
     out: Path, seed: int = 0, sizes: Sizes = USUAL, workers: int = 0, world: World | None = None
 ) -> Json:
@@ -219,13 +206,14 @@ def build_data(
     places = split_categories(home.categories)
     total = sum(sum(file.quotas.values()) for file in files)
     # the catalogue reads the whole world, before workers copy this process
-    rows: dict[str, list[Json]] = {"agent_tools/tools.jsonl": list(tool_rows(home, places))}
+    cards: list[Json] = [card_row(home, t) | {"split": places[t.category]} for t in home.tools()]
+    for example in (e for card in cards if card["split"] != "train" for e in card["examples"]):
+        del example["request"]  # it is what the tests ask
+    rows = {"agent_tools/tools.jsonl": cards}
     with workers_of(1 if world else workers, home) as run, progress("building", total) as advance:
         for file in files:
-            nouns = fill_file(file, seed, guard, run, advance)
-            rows[file.path] = [
-                task_to_row(n) if isinstance(n, Task) else dialog_to_row(n) for n in nouns
-            ]
+            to_row: Any = dialog_to_row if file.part == "sft" else task_to_row
+            rows[file.path] = list(map(to_row, fill_file(file, seed, guard, run, advance)))
     held_out = {s: [c for c in places if places[c] == s] for s in ("dev", "test")}
     world_files = {name: records.sha256_file(path) for name, path in home.files.items()}
     return write_sets(out, rows, {"seed": seed, "held_out": held_out, "world": world_files})

@@ -57,14 +57,12 @@ def openapi_tools(path: Path) -> list[ToolSpec]:
         raise SharpenError(f"{path}: $ref {cycle!r} contains itself")
     found: dict[str, ToolSpec] = {}
     for route, methods in document["paths"].items():
-        for method in METHODS:
-            operation = (methods or {}).get(method)
-            if isinstance(operation, dict):
-                shared = methods.get("parameters", [])
-                spec = operation_spec(document, f"{method} {route}", operation, shared)
-                if spec.name in found:
-                    raise SharpenError(f"{path}: two operations are called {spec.name!r}")
-                found[spec.name] = spec
+        for method in (m for m in METHODS if isinstance((methods or {}).get(m), dict)):
+            shared = methods.get("parameters", [])
+            spec = operation_spec(document, f"{method} {route}", methods[method], shared)
+            if spec.name in found:
+                raise SharpenError(f"{path}: two operations are called {spec.name!r}")
+            found[spec.name] = spec
     if not found:
         raise SharpenError(f"{path}: it has no operations")
     return list(found.values())
@@ -76,16 +74,15 @@ def operation_spec(document: Json, route: str, operation: Json, shared: list[Jso
     schema = body.get("content", {}).get("application/json", {}).get("schema", {})
     properties = {}
     for parameter in given:
-        about = (
-            {"description": parameter.get("description")} if parameter.get("description") else {}
-        )
         kind = parameter.get("schema") or {"type": parameter.get("type", "string")}
-        properties[parameter["name"]] = kind | about
+        told = parameter.get("description")
+        properties[parameter["name"]] = kind | ({"description": told} if told else {})
+    properties |= schema.get("properties", {})
     required = {p["name"] for p in given if p.get("required")} | {*schema.get("required", [])}
-    parameters: Json = {"type": "object", "properties": properties | schema.get("properties", {})}
+    parameters = {"type": "object", "properties": properties, "required": sorted(required)}
     name = re.sub(r"\W+", "_", operation.get("operationId") or route).strip("_")
     about = operation.get("description") or operation.get("summary") or route
-    return ToolSpec(name, about, parameters | {"required": sorted(required)})
+    return ToolSpec(name, about, parameters)
 
 
 def inlined(value: Any, document: Json, where: str) -> Any:
@@ -100,9 +97,6 @@ def inlined(value: Any, document: Json, where: str) -> Any:
     if target is None:
         raise SharpenError(f"{where}: $ref {value['$ref']!r} leads nowhere in the file")
     return inlined(target, document, where)
-
-
-# Values and wording ----------------------------------------------------------------------------
 
 
 def draw_value(name: str, schema: Json, split: Family, rng: random.Random) -> Any:
@@ -153,13 +147,6 @@ def draw_call(spec: ToolSpec, split: Family, rng: random.Random) -> ToolCall:
     return ToolCall(spec.name, arguments, "call_1")
 
 
-def request_text(spec: ToolSpec, given: Json, split: Family, rng: random.Random) -> str:
-    told = f"{spoken(given)}." if given else ""
-    frame = rng.choice(frames(split)["own_requests"])
-    text = frame.format(task=task_of(spec.description), given=sentence(told))
-    return " ".join(text.split())
-
-
 def task_of(description: str) -> str:
     """A description's first sentence as a verb phrase: "Finds a van." → "find a van"."""
     verb, _, rest = description.split(". ")[0].strip().rstrip(".").partition(" ")
@@ -174,9 +161,6 @@ def rephrased(text: str, given: Json, policy: Policy, seed: int) -> str:
     asked = frames("rephrase").format(values=", ".join(values) or "none", text=text)
     said = replies(policy, [asked], 96, 0.7, seed)[0].message.content.strip().strip('"')
     return said if said and all(value in said for value in values) else text
-
-
-# Rows ------------------------------------------------------------------------------------------
 
 
 def solved(tool: Own, call: ToolCall) -> tuple[list[Message], str]:
@@ -216,7 +200,9 @@ class OwnRows:
         if check_call(call, spec) or (kind == "ask" and not dropped):
             return None
         given = {name: value for name, value in call.arguments.items() if name != dropped}
-        text = request_text(spec, given, split, rng)
+        told = sentence(f"{spoken(given)}.") if given else ""
+        frame = rng.choice(frames(split)["own_requests"])
+        text = " ".join(frame.format(task=task_of(spec.description), given=told).split())
         if self.policy:
             text = rephrased(text, given, self.policy, rng.randrange(1 << 30))
         others = [t.spec for t in self.tools if t is not tool]

@@ -84,8 +84,7 @@ def grow(scene: Scene, shape: str) -> list[Step]:
         if gives:
             pool = [t for t in pool if t.yields and (t.operation.pick or t.operation.op in DETAILS)]
         steps.append(next_step(scratch, pool, scene.rng, [handles[parent] for parent in mine]))
-        handles.append(handles_of(scene.domain, steps[at], at) if gives else [])
-        must(handles[at] or not gives)
+        handles.append(must(handles_of(scene.domain, steps[at], at)) if gives else [])
         scratch.call(steps[at].call)
     must(in_any_order(scene.episode, steps))
     return steps

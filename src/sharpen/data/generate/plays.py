@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from sharpen.data.generate.plans import ask_for, find_steps, plan_to_gold, written
-from sharpen.data.generate.scene import Fruitless, Scene, lacking, look_alikes, must, using
+from sharpen.data.generate.scene import Fruitless, Scene, frames, lacking, look_alikes, must, using
 from sharpen.types import ToolCall
 from sharpen.world.domain import Tool
 from sharpen.world.episode import FAULTS, outcome_of
@@ -69,7 +69,7 @@ class Play(Scene):
         tool, vague = self.tool, must(self.tool.operation.vague)
         call, names = self.request(vague), lacking(tool, vague)
         self.say(" ".join(missing_question(tool, name) for name in names))
-        frame = self.frame("given") if len(names) == 1 else self.shelf.frames["given"][0]
+        frame = self.frame("given") if len(names) == 1 else frames(self.shelf.split)["given"][0]
         told = [(tool.params[name].field.about, spoken(call.arguments[name])) for name in names]
         self.user("; ".join(frame.format(about=about, value=value) for about, value in told) + ".")
         self.serve(call)
@@ -88,8 +88,7 @@ class Play(Scene):
         name, about, goal = self.tool.name, self.tool.operation.about, self.tool.operation.goal
         call = self.sample(goal)
         self.user(self.frame("explain").format(goal=fill(goal, call.arguments)))
-        given = [f"{n.replace('_', ' ')} {spoken(v)}" for n, v in call.arguments.items()]
-        told = f"I would pass {', '.join(given) or 'nothing'}; nothing has been done yet."
+        told = f"I would pass {spoken(call.arguments) or 'nothing'}; nothing has been done yet."
         self.say(f"With {name}: {about[:1].lower()}{about[1:-1]}. {told}")
         self.used[name] = self.tool
         return call
@@ -131,8 +130,8 @@ class Play(Scene):
 
     def unused(self) -> list[Tool]:
         """A few tools of the category that did not occur yet."""
-        free = [t for t in self.domain.tools.values() if t.name not in self.used]
-        free = [t for t in free if t not in self.barred]
+        out = {*self.used, *(tool.name for tool in self.barred)}
+        free = [tool for name, tool in self.domain.tools.items() if name not in out]
         return self.rng.sample(free, min(4, len(free)))
 
     def another_question(self) -> None:

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Any
 
 from sharpen.rewards.calls import call_problems
 from sharpen.rows import dialog_to_row, tools_from_wire
@@ -92,7 +91,9 @@ class ReActDataGenerator:
             for key in ("thought", *(acting if "action" in step else ("final_answer",))):
                 if key not in step:
                     raise SharpenError(f"{question!r}: step {number} has no {key}")
-                lines.append(f"{key.replace('_', ' ').title()}: {as_text(step[key])}")
+                text = step[key]
+                text = text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
+                lines.append(f"{key.replace('_', ' ').title()}: {text}")
         return "\n".join(lines) + "\n"
 
     def generate_from_logs(self, interaction_logs: list[Json]) -> list[Json]:
@@ -105,10 +106,6 @@ class ReActDataGenerator:
             used = list(dict.fromkeys(step["action"] for step in steps if "action" in step))
             rows.append(row | {"tools_used": log.get("tools_used") or used})
         return rows
-
-
-def as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,6 @@ class Shelf:
         places = split_categories(world.categories)
         self.tools = list(world.tools([name for name in places if places[name] == split]))
         seeded("shelf", seed, split).shuffle(self.tools)
-        self.frames: dict[str, list[Any]] = frames(split)
 
     def ask(self, index: int, writing: bool = False) -> tuple[Tool, str]:
         """The request with this number: every tool once, then every tool's next phrasing."""
@@ -167,7 +166,7 @@ class Scene:
         self.messages.append(Message("assistant", sentence(text)))
 
     def frame(self, kind: str) -> Any:
-        return self.rng.choice(self.shelf.frames[kind])
+        return self.rng.choice(frames(self.shelf.split)[kind])
 
     def sample(self, phrase: str, outcome: str = "ok") -> ToolCall:
         """A call of the tool with what the phrase speaks of, that has this outcome."""
@@ -181,22 +180,20 @@ class Scene:
 
     def perform(self, *calls: ToolCall, content: str = "") -> Json:
         """Make calls, all at once, and those again that a fault hit; the last answer."""
-        number, failed, result = sum(len(m.tool_calls) for m in self.messages), {}, {}
+        number, again, excuse, result = sum(len(m.tool_calls) for m in self.messages), [], "", {}
         made = [replace(call, id=f"call_{number + i}") for i, call in enumerate(calls, 1)]
         self.messages.append(Message("assistant", content, tuple(made)))
         for call in made:
-            result, self.used[call.name] = self.episode.call(call), self.domain.tools[call.name]
+            result = self.episode.call(call)
+            self.used[call.name] = self.domain.tools[call.name]
             text = compact_json(result)
             self.messages.append(Message("tool", text, name=call.name, tool_call_id=call.id))
             if result.get("error") in FAULTS:
-                failed[call.id] = call, frames("retry")[result["error"]]
-        if failed:
-            again, told = zip(*failed.values(), strict=True)
-            return self.perform(*again, content=told[0])
-        return result
+                again.append(call)
+                excuse = excuse or frames("retry")[result["error"]]
+        return self.perform(*again, content=excuse) if again else result
 
     def serve(self, call: ToolCall) -> None:
-        """Call the tool and answer."""
         self.tell((self.tool, call, self.perform(call)))
 
     def tell(self, *done: tuple[Tool, ToolCall, Json]) -> None:
