@@ -246,7 +246,7 @@ def test_portions_add_up():
 def test_a_quota_that_cannot_be_met_is_named(world):
     file = File("agent_benchmark/timing/test.jsonl", "test", {"reckon": 30}, "timing")
     with pytest.raises(SharpenError, match=r"timing/test\.jsonl: only \d of 30 rows of kind"):
-        fill_file(file, 0, Guard(), lambda jobs: (draw(job, world) for job in jobs))
+        fill_file(file, 0, Guard(), lambda jobs: (draw(job, world) for job in jobs), advance=print)
 
 
 def test_a_foreign_folder_is_not_replaced(world, tmp_path):
