@@ -350,9 +350,9 @@ def test_long_rows_are_counted_never_cut(pico_folder, data, tmp_path, capsys):
         len(d.ids) for d in Renderer(trainer_tokenizer(pico_folder)).render(dialogs(data))
     )
     trainer = AgentSFTTrainer(config(pico_folder, data, max_length=lengths[10]), tmp_path / "run")
-    trainer.prepare_datasets()
-    assert max(len(d.ids) for d in trainer.train_rows) <= lengths[10]
-    assert f"{24 - len(trainer.train_rows)} of 24 rows left out" in capsys.readouterr().out
+    rows = trainer.prepare_datasets().rows
+    assert max(len(d.ids) for d in rows) <= lengths[10]
+    assert f"{24 - len(rows)} of 24 rows left out" in capsys.readouterr().out
     with pytest.raises(SharpenError, match=r"no row to train on \(of 24"):
         AgentSFTTrainer(
             config(pico_folder, data, max_length=10), tmp_path / "run"

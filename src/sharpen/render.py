@@ -90,6 +90,19 @@ class Renderer:
         for batch in batched(dialogs, BATCH):
             yield from self.tokenise([self.rendered(d) for d in batch])
 
+    def plain(self, text: Any, where: str, max_length: int) -> list[Datum]:
+        """A text to continue pre-training on: every token carries loss. A long one is cut into
+        pieces, each beginning with the last token of the one before it."""
+        if not isinstance(text, str) or not text.strip():
+            raise RowError(where, "text: expected words")
+        end = self.tokenizer.eos_token_id
+        ids = np.array([*self.encode([self.protect(text)])[0], end], np.int32)
+        starts = range(0, len(ids) - 1, max_length - 1)
+        return [
+            Datum(piece := ids[at : at + max_length], np.arange(len(piece)) >= (at > 0), where)
+            for at in starts
+        ]
+
     def prompt(self, dialog: Dialog) -> list[int]:
         """Ids that end where the assistant's next turn begins."""
         text = self.text(dialog, generation=True)

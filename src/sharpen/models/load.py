@@ -33,6 +33,8 @@ class LoRAConfig(Config):
     lora_alpha: int = Field(128, ge=1)
     lora_dropout: float = Field(0.05, ge=0, lt=1)
     lora_target_modules: tuple[str, ...] = LINEAR_LAYERS
+    use_dora: bool = False  # weight-decomposed: direction by LoRA, magnitude on its own
+    use_rslora: bool = False  # scaled by alpha / sqrt(r) instead of alpha / r
 
 
 def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
@@ -133,6 +135,8 @@ def attach_lora(model: Any, config: LoRAConfig) -> Any:
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
         target_modules=list(config.lora_target_modules),
+        use_dora=config.use_dora,
+        use_rslora=config.use_rslora,
     )
     try:
         return get_peft_model(model, settings)

@@ -18,14 +18,16 @@ class FusedLinear(Linear):
     """
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        base: Any = self.base_layer
         names = [name for name in self.active_adapters if name in self.lora_A]
         plain = self.disable_adapters or self.merged or len(names) != 1 or args or kwargs
         if plain or names[0] in self.lora_variant:
             return super().forward(x, *args, **kwargs)
-        down_R_D = self.lora_A[names[0]].weight.to(x.dtype)
-        up_O_R = self.lora_B[names[0]].weight.to(x.dtype)
+        down_R_D, up_O_R = (
+            part[names[0]].weight.to(x.dtype) for part in (self.lora_A, self.lora_B)
+        )  # type: ignore[operator]
         small = F.linear(self.lora_dropout[names[0]](x), down_R_D) * self.scaling[names[0]]
-        result = F.linear(x, self.base_layer.weight, self.base_layer.bias)
+        result = F.linear(x, base.weight, base.bias)
         flat = torch.addmm(result.flatten(0, -2), small.flatten(0, -2), up_O_R.T)
         return flat.view(result.shape)
 

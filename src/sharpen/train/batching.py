@@ -139,13 +139,13 @@ def collate(datums: Sequence[Datum], device: str, packed: bool = False) -> Batch
     row_N = np.repeat(np.arange(len(datums)), [len(found) for found in rows])
     weight_N = np.array([d.weight for d in datums], np.float32)[row_N]
     arrays = (tokens, at_N, flat[at_N + 1], row_N, weight_N)
-    moved = [torch.from_numpy(a).to(device, non_blocking=True) for a in arrays]
+    moved: list[Any] = [torch.from_numpy(a).to(device, non_blocking=True) for a in arrays]
     extra: dict[str, Any] = {}
     if packed:
         from sharpen.train.packing import packed_arguments
 
         extra = packed_arguments(lengths, width, device)
-    return Batch(*moved, extra)
+    return Batch(*moved, extra=extra)
 
 
 def trained_tokens(datum: Datum) -> int:

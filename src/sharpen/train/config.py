@@ -10,6 +10,9 @@ from pydantic import Field
 from sharpen.config import Config
 from sharpen.models.load import LoRAConfig, ModelConfig
 
+Tracker = Literal["tensorboard", "trackio", "wandb"]
+Focus = Literal["tool_format_understanding", "basic_planning_structure"]
+
 
 class LearnerConfig(Config):
     """How a step is made."""
@@ -18,23 +21,36 @@ class LearnerConfig(Config):
     lr_scheduler: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_ratio: float = Field(0.1, ge=0, le=1)
     weight_decay: float = Field(0.0, ge=0)
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
     adam_betas: tuple[float, float] = (0.9, 0.999)
+    lora_plus_ratio: float = Field(1.0, gt=0)  # LoRA+: B learns so many times faster than A
     clip_norm: float = Field(1.0, gt=0)
-    token_budget: int = Field(8192, ge=1)  # padded tokens of a micro-batch
+    token_budget: int = Field(8192, ge=1)  # tokens of a micro-batch, padding included
     packing: Literal["auto", "off"] = "auto"  # rows end to end where the kernel exists: on a GPU
     gradient_checkpointing: bool = False
     checkpoint_every: int = Field(1, ge=1)  # recompute only each n-th layer
     compile: bool = False  # worth its minute of start on a GPU
     activation_share: float = Field(1.0, gt=0, le=1)  # of what compiled layers would keep
+    parallel: Literal["auto", "ddp", "fsdp2", "zero2", "zero3"] = "auto"  # of several processes
     seed: int = 0
+
+
+class WarmupConfig(Config):
+    """A first short pass that shows the base model what calls and plans look like."""
+
+    enabled: bool = False
+    data_source: str = "agent_sft:train"
+    samples: int = Field(1000, ge=1)
+    focus: tuple[Focus, ...] = ("tool_format_understanding", "basic_planning_structure")
 
 
 class AgentSFTConfig(ModelConfig, LoRAConfig, LearnerConfig):
     """The settings of an SFT run; names and defaults are the specification's."""
 
-    train_data: str = "agent_sft:train"
+    train_data: str = "agent_sft:train"  # several, separated by commas, are rounds of a stream
     dev_data: str = ""
     task_weights: dict[str, float] = Field(default_factory=dict)
+    warmup: WarmupConfig = WarmupConfig()
     base_model: str = "smollm2-135m"
     template: str = "auto"
     max_length: int = Field(4096, ge=8)
@@ -43,7 +59,17 @@ class AgentSFTConfig(ModelConfig, LoRAConfig, LearnerConfig):
     max_steps: int = Field(0, ge=0)  # 0: as many as the epochs give
     batch_size: int = Field(4, ge=1)
     gradient_accumulation: int = Field(8, ge=1)
+    use_coreset_selection: bool = False
+    coreset_target_size: int = Field(8000, ge=1)
+    coreset_strategy: str = "hybrid"
+    use_online_continual: bool = False
+    continual_buffer_size: int = Field(4096, ge=1)
+    continual_replay_ratio: float = Field(0.3, ge=0)
+    continual_strategy: str = "reservoir"
+    continual_buffer: str = ""  # `replay.json` of an earlier run, to go on from
     save_steps: int = Field(100, ge=1)
     eval_steps: int = Field(100, ge=1)
     keep_checkpoints: int = Field(2, ge=1)
-    patience: int = Field(0, ge=0)  # stop after so many dev evaluations without a gain; 0: never
+    metric: str = ""  # file.py:function(model, renderer) → float, higher is better; else dev loss
+    patience: int = Field(0, ge=0)  # stop after so many evaluations without a gain; 0: never
+    report_to: tuple[Tracker, ...] = ()

@@ -8,8 +8,9 @@ step draws its randomness from (seed, step), so that a resumed run repeats an un
 
 from __future__ import annotations
 
+import importlib.util
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,12 +60,8 @@ class Learner:
             n: p if p.dtype == torch.float32 else p.detach().float()
             for n, p in self.trained.items()
         }
-        self.optimizer = torch.optim.AdamW(
-            parameter_groups(self.master, config.weight_decay),
-            lr=config.learning_rate,
-            betas=config.adam_betas,
-            fused=self.device.startswith("cuda"),
-        )
+        self.optimizer = make_optimizer(self.master, config, self.device)
+        self.before_clip: list[Callable[[Learner], None]] = []  # may add to the gradients
         self.steps_done = 0
         self.bad_steps = 0
         self.token_budget = config.token_budget
@@ -83,6 +80,8 @@ class Learner:
         )
         self.model.train()
         value = self.accumulate(datums, loss, float(trained))
+        for change in self.before_clip:
+            change(self)
         norm = float(torch.nn.utils.clip_grad_norm_(self.master.values(), self.config.clip_norm))
         skipped = not (math.isfinite(value) and math.isfinite(norm))
         if skipped:
@@ -95,7 +94,7 @@ class Learner:
         else:
             self.bad_steps = 0
             for group in self.optimizer.param_groups:
-                group["lr"] = lr
+                group["lr"] = lr * group["rate"]
             self.optimizer.step()
             self.publish()
         self.optimizer.zero_grad(set_to_none=True)
@@ -167,7 +166,7 @@ class Learner:
         tensors = {f"weight.{n}": p.detach() for n, p in self.master.items()}
         for name, parameter in self.master.items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"optim.{key}.{name}"] = value
+                tensors[f"optim.{key}.{name}"] = torch.as_tensor(value)
         return tensors, {"steps_done": self.steps_done, "bad_steps": self.bad_steps}
 
     def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
@@ -176,21 +175,26 @@ class Learner:
             raise SharpenError(
                 f"the checkpoint has no {missing[0]}: it is of another model or adapter"
             )
+        moments: dict[str, dict[str, Any]] = {}
+        for key, tensor in tensors.items():
+            kind, _, rest = key.partition(".")
+            if kind == "optim":
+                part, _, name = rest.partition(".")
+                moments.setdefault(name, {})[part] = tensor
         with torch.no_grad():
             for name, parameter in self.master.items():
                 parameter.copy_(tensors[f"weight.{name}"])
-                saved = {
-                    k: tensors.get(f"optim.{k}.{name}") for k in ("step", "exp_avg", "exp_avg_sq")
-                }
-                if saved["step"] is not None:
-                    where = {"step": parameter.device if self.device.startswith("cuda") else "cpu"}
-                    self.optimizer.state[parameter] = {
-                        k: v.to(where.get(k, parameter.device)).clone()
-                        for k, v in saved.items()
-                        if v is not None
-                    }
+                if name in moments:
+                    self.optimizer.state[parameter] = self.placed(moments[name], parameter)
         self.publish()
         self.steps_done, self.bad_steps = values["steps_done"], values["bad_steps"]
+
+    def placed(self, moments: dict[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
+        """An optimiser's state on the parameter's device; 8-bit AdamW counts steps in an int."""
+        moved = {k: v.to(parameter.device, copy=True) for k, v in moments.items()}
+        if self.config.optimizer == "adamw_8bit":
+            moved["step"] = int(moved["step"])
+        return moved
 
 
 class LogprobModel(torch.nn.Module):
@@ -243,12 +247,25 @@ class LogprobModel(torch.nn.Module):
             layer.compile(dynamic=True)
 
 
-def parameter_groups(parameters: dict[str, Any], weight_decay: float) -> Iterable[dict[str, Any]]:
-    """Matrices decay; vectors (norms, biases) do not."""
-    matrices = [p for p in parameters.values() if p.dim() > 1]
-    vectors = [p for p in parameters.values() if p.dim() <= 1]
-    groups = [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+def make_optimizer(parameters: dict[str, Any], config: LearnerConfig, device: str) -> Any:
+    """AdamW; matrices decay, vectors (norms, biases) do not, and LoRA's B may learn faster than
+    A."""
+    groups: dict[tuple[bool, bool], list[Any]] = {}
+    for name, parameter in parameters.items():
+        groups.setdefault((parameter.dim() > 1, "lora_B" in name), []).append(parameter)
+    settings = [
+        {
+            "params": found,
+            "weight_decay": config.weight_decay if decays else 0.0,
+            "rate": config.lora_plus_ratio if faster else 1.0,
+        }
+        for (decays, faster), found in groups.items()
     ]
-    return [group for group in groups if group["params"]]
+    given = {"lr": config.learning_rate, "betas": config.adam_betas}
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(settings, fused=device.startswith("cuda"), **given)
+    if not device.startswith("cuda") or importlib.util.find_spec("bitsandbytes") is None:
+        raise SharpenError("adamw_8bit: needs a CUDA device and pip install 'sharpen[gpu]'")
+    from bitsandbytes.optim import AdamW8bit  # type: ignore[reportMissingImports]
+
+    return AdamW8bit(settings, **given)

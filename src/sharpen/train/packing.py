@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.attention.varlen import varlen_attn
 
-OPTIONS = frozenset(inspect.signature(varlen_attn).parameters)  # torch 2.11 to 2.13 differ
+HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters  # since torch 2.12
 NAME = "sharpen_packed"
 LONGEST = 4096  # upper bounds of a row's length given to the kernel: this, doubled as needed
 
@@ -68,10 +68,8 @@ def packed_attention(
     if kwargs.get("sliding_window") is not None:
         raise NotImplementedError("packing with a sliding window; set packing=off")
     groups = query.shape[1] // key.shape[1]
-    causal = {"window_size": (-1, 0)} if "window_size" in OPTIONS else {"is_causal": True}
-    if groups > 1 and "enable_gqa" in OPTIONS:  # before it existed, fewer heads were just taken
-        causal["enable_gqa"] = True
-    heads_last = [t[0].transpose(0, 1) for t in (query, key, value)]
-    scale = kwargs.get("scaling")
-    output = varlen_attn(*heads_last, ends, ends, longest, longest, scale=scale, **causal)
-    return output[None], None
+    more: dict[str, Any] = {"scale": kwargs.get("scaling"), "window_size": (-1, 0)}  # causal
+    if groups > 1 and HAS_GQA:  # before the flag existed, fewer heads were just taken
+        more["enable_gqa"] = True
+    q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
+    return varlen_attn(q, k, v, ends, ends, longest, longest, **more)[None], None  # type: ignore[index]

@@ -14,7 +14,7 @@ from sharpen.records import read_jsonl
 from sharpen.render import Renderer
 from sharpen.rows import dialog_from_row
 from sharpen.train.learner import LogprobModel
-from sharpen.types import Dialog, SharpenError
+from sharpen.types import Datum, Dialog, SharpenError
 
 
 class ModelScorer:
@@ -30,9 +30,13 @@ class ModelScorer:
         data = list(self.renderer.render(dialogs))
         return LogprobModel(self.model).score(data, self.token_budget)
 
+    def datum_losses(self, data: Sequence[Datum]) -> list[float]:
+        found = LogprobModel(self.model).score(data, self.token_budget)
+        return [-float(values.mean()) for values in found]
+
     def losses(self, dialogs: Sequence[Dialog]) -> list[float]:
         """Mean negative log-likelihood of each dialog's assistant tokens."""
-        return [-float(values.mean()) for values in self.logprobs(dialogs)]
+        return self.datum_losses(list(self.renderer.render(dialogs)))
 
 
 def dev_loss(model: str | Path, data: str | Path, device: str = "auto") -> float:

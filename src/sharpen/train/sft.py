@@ -1,7 +1,7 @@
 """Supervised fine-tuning on dialogs: one flat loop over the learner.
 
-Rows are rendered once, every step's rows follow from (seed, step), and a run killed anywhere
-continues from its last good checkpoint with the same losses.
+Every step's rows follow from (seed, step), and a run killed anywhere continues from its last good
+checkpoint with the same losses.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ from __future__ import annotations
 import math
 import shutil
 import signal
-import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sharpen.data.sources import resolve
 from sharpen.models.load import attach_lora, load_model, load_tokenizer
-from sharpen.records import RunFolder, atomic_folder, read_jsonl, sha256_file, write_jsonl
+from sharpen.records import RunFolder, atomic_folder, sha256_file, write_jsonl
 from sharpen.render import Renderer, hermes_template
-from sharpen.rows import dialog_from_row
-from sharpen.train.batching import Batch, epoch_order
+from sharpen.tools import load_object
+from sharpen.train.batching import Batch
 from sharpen.train.config import AgentSFTConfig
+from sharpen.train.dataset import TrainingRows
+from sharpen.train.display import Display, flops_per_token
 from sharpen.train.learner import Learner
+from sharpen.train.trackers import Trackers
 from sharpen.types import Datum, Json, SharpenError
 
 
@@ -38,57 +40,35 @@ class Interrupted(SharpenError):
 
 class AgentSFTTrainer:
     """`AgentSFTTrainer(config).train()`; `prepare_datasets` may be called before it to look at the
-    rows."""
+    rows. `metric(model, renderer)`, higher is better, chooses the best weights instead of the dev
+    loss."""
 
-    def __init__(self, config: AgentSFTConfig, output: str | Path = "runs/sft"):
+    def __init__(
+        self,
+        config: AgentSFTConfig,
+        output: str | Path = "runs/sft",
+        metric: Callable[[Any, Renderer], float] | None = None,
+    ):
         self.config, self.output = config, Path(output)
+        self.metric = metric or (load_object(config.metric) if config.metric else None)
         self.model: Any = None
-        self.train_rows: list[Datum] = []
-        self.dev_rows: list[Datum] = []
+        self.data: TrainingRows | None = None
 
-    def prepare_datasets(self) -> None:
-        """Read and render. Rows over max_length are counted and left out, never cut."""
-        renderer = Renderer(load_tokenizer(self.config.base_model), self.config.template)
-        self.renderer = renderer
-        self.train_rows = self.rendered(renderer, self.config.train_data)
-        if self.config.dev_data:
-            self.dev_rows = self.rendered(renderer, self.config.dev_data)
-        kinds = Counter(d.task_type or "untyped" for d in self.train_rows)
-        tokens = sum(len(d.ids) for d in self.train_rows)
-        shown = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
-        print(f"{len(self.train_rows)} rows to train on, {tokens} tokens ({shown})")
-
-    def rendered(self, renderer: Renderer, source: str) -> list[Datum]:
-        rows = [
-            dialog_from_row(row.value, row.where)
-            for path in resolve(source)
-            for row in read_jsonl(path)
-        ]
-        datums = list(renderer.render(rows))
-        fitting = [d for d in datums if len(d.ids) <= self.config.max_length]
-        left_out = len(datums) - len(fitting)
-        if left_out:
-            longest = max(len(d.ids) for d in datums)
-            print(f"{source}: {left_out} of {len(datums)} rows left out, over max_length")
-            print(f"  ({self.config.max_length} tokens; the longest has {longest})")
-        if not fitting:
-            limit = self.config.max_length
-            raise SharpenError(
-                f"{source}: no row to train on (of {len(datums)}; max_length {limit})"
-            )
-        return fitting
+    def prepare_datasets(self) -> TrainingRows:
+        """Read, choose and render the rows."""
+        self.renderer = Renderer(load_tokenizer(self.config.base_model), self.config.template)
+        self.data = TrainingRows(self.config, self.renderer)
+        print(self.data)
+        return self.data
 
     def train(self) -> dict[str, float]:
         """Run to the end, or on from where a killed run stopped. Returns the last and best
         figures."""
         import torch
 
-        if not self.train_rows:
-            self.prepare_datasets()
-        config = self.config
-        run = RunFolder(
-            self.output, config, {p.name: sha256_file(p) for p in resolve(config.train_data)}
-        )
+        data, config = self.data or self.prepare_datasets(), self.config
+        sources = [path for name in config.train_data.split(",") for path in resolve(name)]
+        run = RunFolder(self.output, config, {p.name: sha256_file(p) for p in sources})
         check_disk(run.path, config)
         self.model = load_model(config)
         if config.full:
@@ -96,88 +76,82 @@ class AgentSFTTrainer:
         else:
             torch.manual_seed(config.seed)  # the adapter's first weights are random
             self.model = attach_lora(self.model, config)
-        per_step = config.batch_size * config.gradient_accumulation
-        steps_an_epoch = math.ceil(len(self.train_rows) / per_step)
-        total = config.max_steps or steps_an_epoch * config.num_epochs
-        learner = Learner(self.model, config, total)
-        with SignalFlag() as stop:
-            return self.loop(run, learner, per_step, total, stop)
+        learner = Learner(self.model, config, data.total)
+        with (
+            SignalFlag() as stop,
+            Trackers(config.report_to, run.path, config.model_dump(mode="json")) as trackers,
+        ):
+            return self.loop(run, learner, data, stop, trackers)
 
     def loop(
-        self, run: RunFolder, learner: Learner, per_step: int, total: int, stop: SignalFlag
+        self,
+        run: RunFolder,
+        learner: Learner,
+        data: TrainingRows,
+        stop: SignalFlag,
+        trackers: Trackers,
     ) -> dict[str, float]:
         from sharpen.train.checkpoint import load_last_checkpoint, save_checkpoint
 
-        config, folder = self.config, run.path / "checkpoints"
+        config, folder, total = self.config, run.path / "checkpoints", data.total
         state = load_last_checkpoint(folder, learner) or {"best": None, "since_best": 0}
         rewind(run, learner.steps_done)
         if learner.steps_done:
             print(f"continuing behind step {learner.steps_done} of {total}")
-        shown = started = time.monotonic()
-        seen = 0
-        while learner.steps_done < total:
-            rows = self.step_rows(learner.steps_done, per_step)
-            report = learner.step(rows, token_mean)
-            seen += report.tokens
-            now = time.monotonic()
-            row: Json = {"step": learner.steps_done, "loss": report.loss, "tokens": report.tokens}
-            row |= {
-                "trained": report.trained,
-                "lr": report.lr,
-                "norm": report.norm,
-                "skipped": report.skipped,
-            }
-            last = learner.steps_done == total
-            if self.dev_rows and (learner.steps_done % config.eval_steps == 0 or last):
-                row["dev_loss"] = learner.mean_loss(self.dev_rows)
-                self.keep_best(run, row["dev_loss"], state)
-            run.log(row)  # before the checkpoint: a row too many is taken back, one too few is lost
-            if learner.steps_done % config.save_steps == 0 or last or stop.number:
-                save_checkpoint(folder, learner, state, config.keep_checkpoints)
-            if now - shown > 5 or last or "dev_loss" in row:
-                shown = now
-                left = (now - started) / max(seen, 1) * report.tokens * (total - learner.steps_done)
-                print(progress_line(row, total, seen / (now - started), left), flush=True)
-            if stop.number:
-                raise Interrupted(stop.number)
-            if config.patience and state["since_best"] >= config.patience:
-                print(f"stopping: no gain in the last {config.patience} evaluations")
-                break
+        flops = flops_per_token(self.model)
+        with Display(total, learner.steps_done, flops, learner.device) as display:
+            while learner.steps_done < total:
+                report = learner.step(data.step_rows(learner.steps_done), token_mean)
+                step, last = learner.steps_done, learner.steps_done == total
+                row: Json = {"step": step, **asdict(report)}
+                if step % config.eval_steps == 0 or last:
+                    row |= self.evaluate(run, learner, data.dev, state)
+                # before the checkpoint: a row too many is taken back, one too few is lost
+                run.log(row)
+                trackers.log(row)
+                if step % config.save_steps == 0 or last or stop.number:
+                    save_checkpoint(folder, learner, state, config.keep_checkpoints)
+                display.show(row, always=last or "dev_loss" in row or "metric" in row)
+                if stop.number:
+                    raise Interrupted(stop.number)
+                if config.patience and state["since_best"] >= config.patience:
+                    print(f"stopping: no gain in the last {config.patience} evaluations")
+                    break
         self.finish(run)
-        return {"loss": run.metrics()[-1]["loss"], "best_dev_loss": state["best"]}
+        figures = {"loss": run.metrics()[-1]["loss"]}
+        if state["best"] is not None:
+            named = ("best_metric", 1) if self.metric else ("best_dev_loss", -1)
+            figures[named[0]] = named[1] * state["best"]
+        return figures
 
-    def step_rows(self, step: int, per_step: int) -> list[Datum]:
-        """The rows of one step: epochs of weighted random order, laid end to end."""
-        kinds = [d.task_type for d in self.train_rows]
-        start, count = step * per_step, len(self.train_rows)
-        chosen = []
-        for position in range(start, start + per_step):
-            epoch, offset = divmod(position, count)
-            chosen.append(self.order(kinds, epoch)[offset])
-        return [self.train_rows[i] for i in chosen]
-
-    def order(self, kinds: Sequence[str], epoch: int) -> list[int]:
-        if getattr(self, "_order", (None,))[0] != epoch:
-            self._order = (
-                epoch,
-                epoch_order(kinds, self.config.seed, epoch, self.config.task_weights),
-            )
-        return self._order[1]
-
-    def keep_best(self, run: RunFolder, dev_loss: float, state: Json) -> None:
-        if state["best"] is None or dev_loss < state["best"]:
-            state["best"], state["since_best"] = dev_loss, 0
-            self.save_model(run.path / "best")
-        else:
-            state["since_best"] += 1
+    def evaluate(self, run: RunFolder, learner: Learner, dev: Sequence[Datum], state: Json) -> Json:
+        """Dev loss and metric where there are any; the best weights so far are kept in `best/`."""
+        row: Json = {}
+        if dev:
+            row["dev_loss"] = learner.mean_loss(dev)
+        if self.metric:
+            self.model.eval()
+            row["metric"] = float(self.metric(self.model, self.renderer))
+        if row:
+            value = row["metric"] if self.metric else -row["dev_loss"]
+            if not math.isfinite(value):
+                raise SharpenError(f"step {learner.steps_done}: the metric is {value}")
+            if state["best"] is None or value > state["best"]:
+                state["best"], state["since_best"] = value, 0
+                self.save_model(run.path / "best")
+            else:
+                state["since_best"] += 1
+        return row
 
     def finish(self, run: RunFolder) -> None:
-        """`final/`: the best weights on dev where there is a dev set, else the last."""
+        """`final/`: the best weights where they were measured, else the last."""
         if (run.path / "best").is_dir():
             with atomic_folder(run.path / "final") as work:
                 shutil.copytree(run.path / "best", work, dirs_exist_ok=True)
         else:
             self.save_model(run.path / "final")
+        if self.data and self.data.replay:
+            self.data.replay.save(run.path / "replay.json")
 
     def save_model(self, path: str | Path) -> None:
         """A plain PEFT adapter or model folder, with the tokenizer and the template it was trained
@@ -215,12 +189,6 @@ class SignalFlag:
     def remember(self, number: int, frame: Any) -> None:
         self.number = number
         signal.signal(number, signal.SIG_DFL)
-
-
-def progress_line(row: Json, total: int, rate: float, left: float) -> str:
-    dev = f", dev {row['dev_loss']:.4f}" if "dev_loss" in row else ""
-    head = f"  step {row['step']}/{total}: loss {row['loss']:.4f}{dev}"
-    return f"{head}, {rate:.0f} tokens/s, about {left:.0f} s left"
 
 
 def token_mean(logprobs_N: Any, batch: Batch, step_tokens: float) -> Any:

@@ -1,0 +1,178 @@
+"""A run's rows and which of them each step takes: read, chosen, rendered once, then a pure function
+of the step, so that a resumed run needs no saved position to see the same rows."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sharpen.data.sources import read_rows
+from sharpen.render import Renderer
+from sharpen.rows import dialog_from_row
+from sharpen.train.batching import epoch_order
+from sharpen.train.config import AgentSFTConfig
+from sharpen.types import Datum, Dialog, SharpenError
+
+if TYPE_CHECKING:
+    from sharpen.data.replay import OnlineContinualLearner
+    from sharpen.train.scoring import ModelScorer
+
+FOCUS = {
+    "tool_format_understanding": ("tool_selection", "tool_retrieval"),
+    "basic_planning_structure": ("multi_step_planning",),
+}
+
+
+@dataclass
+class Phase:
+    """Rows that so many steps are drawn from, epoch after epoch."""
+
+    rows: list[Datum]
+    steps: int
+    ordered: bool = False  # a curriculum is not shuffled
+    orders: dict[int, list[int]] = field(default_factory=dict)
+
+    def order(self, epoch: int, seed: int, weights: dict[str, float]) -> list[int]:
+        if self.ordered:
+            return list(range(len(self.rows)))
+        if epoch not in self.orders:
+            kinds = [d.task_type for d in self.rows]
+            self.orders = {epoch: epoch_order(kinds, seed, epoch, weights)}
+        return self.orders[epoch]
+
+
+class TrainingRows:
+    """The phases of a run: the warm-up if there is one, then the data, or the rounds of a
+    stream."""
+
+    def __init__(self, config: AgentSFTConfig, renderer: Renderer):
+        self.config, self.renderer = config, renderer
+        self.per_step = config.batch_size * config.gradient_accumulation
+        self.replay: OnlineContinualLearner | None = None
+        self.dev = self.rendered(config.dev_data) if config.dev_data else []
+        rounds = self.rounds()
+        self.rows = [row for rows in rounds for row in rows]
+        self.phases = [self.phase(rows, config.num_epochs) for rows in rounds]
+        if config.warmup.enabled:
+            self.phases.insert(0, self.phase(self.warmup(), 1))
+        self.total = config.max_steps or sum(phase.steps for phase in self.phases)
+
+    def step_rows(self, step: int) -> list[Datum]:
+        """The rows of one step: epochs of weighted random order, laid end to end."""
+        phases = iter(self.phases)
+        phase = next(phases)
+        for following in phases:
+            if step < phase.steps:
+                break
+            step, phase = step - phase.steps, following
+        start, chosen = step * self.per_step, []
+        for position in range(start, start + self.per_step):
+            epoch, offset = divmod(position, len(phase.rows))
+            order = phase.order(epoch, self.config.seed, self.config.task_weights)
+            chosen.append(phase.rows[order[offset]])
+        return chosen
+
+    def phase(self, rows: list[Datum], epochs: int) -> Phase:
+        ordered = self.config.use_coreset_selection and "curriculum" in self.config.coreset_strategy
+        return Phase(rows, math.ceil(len(rows) / self.per_step) * epochs, ordered)
+
+    def rounds(self) -> list[list[Datum]]:
+        """All rows as one round; a stream's rounds are its sources, or its task types, each with
+        rows of earlier rounds mixed in."""
+        config = self.config
+        sources = [self.rendered(name) for name in config.train_data.split(",")]
+        if not config.use_online_continual:
+            return [[row for rows in sources for row in rows]]
+        if len(sources) == 1:
+            by_type: dict[str, list[Datum]] = {}
+            for row in sources[0]:
+                by_type.setdefault(row.task_type, []).append(row)
+            sources = list(by_type.values())
+        return self.with_replay(sources)
+
+    def with_replay(self, rounds: list[list[Datum]]) -> list[list[Datum]]:
+        """Each round with rows of earlier ones; what is kept at the end goes on to the next run."""
+        from sharpen.data.replay import OnlineContinualLearner
+
+        config = self.config
+        self.replay = OnlineContinualLearner(
+            config.continual_buffer_size,
+            config.continual_replay_ratio,
+            config.continual_strategy,
+            config.seed,
+        )
+        if config.continual_buffer:
+            self.replay.load(config.continual_buffer)
+        mixed = []
+        for rows in rounds:
+            weighted = config.continual_strategy == "loss_weighted"
+            mixed.append(
+                self.replay.mix(rows, self.scorer().datum_losses(rows) if weighted else None)
+            )
+        return mixed
+
+    def scorer(self) -> ModelScorer:
+        from sharpen.train.scoring import ModelScorer
+
+        return ModelScorer.load(self.config.base_model, self.config.device)
+
+    def warmup(self) -> list[Datum]:
+        wanted = self.config.warmup
+        kinds = {kind for focus in wanted.focus for kind in FOCUS[focus]}
+        name = wanted.data_source
+        if ":" not in name and not Path(name).is_file():
+            name = f"{name}:train"
+        found = [row for row in self.rendered(name) if row.task_type in kinds]
+        if not found:
+            raise SharpenError(f"warmup: {name} has no rows of {', '.join(sorted(kinds))}")
+        chance = random.Random(f"warmup:{self.config.seed}")
+        return chance.sample(found, min(wanted.samples, len(found)))
+
+    def rendered(self, source: str) -> list[Datum]:
+        """Dialogs and plain texts of a source. Rows over max_length are counted and left out, never
+        cut; a plain text is trained on whole, in pieces."""
+        limit = self.config.max_length
+        dialogs, pieces = [], []
+        for row in read_rows(source):
+            if "text" in row.value and "messages" not in row.value:
+                pieces += self.renderer.plain(row.value["text"], row.where, limit)
+            else:
+                dialogs.append(dialog_from_row(row.value, row.where))
+        if self.config.use_coreset_selection and source != self.config.dev_data:
+            dialogs = self.coreset(dialogs)
+        datums = list(self.renderer.render(dialogs))
+        fitting = [d for d in datums if len(d.ids) <= limit]
+        if len(fitting) < len(datums):
+            longest = max(len(d.ids) for d in datums)
+            left_out = f"{len(datums) - len(fitting)} of {len(datums)} rows left out"
+            print(f"{source}: {left_out}, over max_length ({limit} tokens; longest {longest})")
+        if not fitting and not pieces:
+            raise SharpenError(
+                f"{source}: no row to train on (of {len(datums)}; max_length {limit})"
+            )
+        return fitting + pieces
+
+    def coreset(self, dialogs: Sequence[Dialog]) -> list[Dialog]:
+        from sharpen.data.coreset import CoresetSelector
+
+        config = self.config
+        selector = CoresetSelector(
+            config.coreset_strategy,
+            config.coreset_target_size,
+            scorer=self.scorer(),
+            seed=config.seed,
+        )
+        chosen = selector.select(dialogs)
+        print(f"coreset ({config.coreset_strategy}): {len(chosen)} of {len(dialogs)} rows")
+        return chosen
+
+    def __str__(self) -> str:
+        kinds = Counter(d.task_type or "untyped" for d in self.rows)
+        tokens = sum(len(d.ids) for d in self.rows)
+        shown = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
+        return f"{len(self.rows)} rows to train on, {tokens} tokens ({shown})"
