@@ -14,10 +14,9 @@ import time
 from collections.abc import Callable
 
 from sharpen.calls import compact_json
-from sharpen.envs import toolworld
 from sharpen.envs.toolworld import ToolWorld
 from sharpen.types import Message, Task, ToolCall
-from sharpen.world import state
+from sharpen.world import gold, state
 from sharpen.world.episode import World
 
 CALLS, PASSES = 4, 5
@@ -34,8 +33,8 @@ def make_task(world: World, seed: int) -> Task:
         if call is not None:
             episode.call(call)
             calls.append({"name": call.name, "arguments": call.arguments})
-    gold = {"categories": categories, "seed": seed, "family": "train", "calls": calls}
-    return Task(f"t{seed}", "", gold=gold, metadata={"changes": episode.changes()})
+    wanted = {"categories": categories, "seed": seed, "family": "train", "calls": calls}
+    return Task(f"t{seed}", "", gold=wanted, metadata={"changes": episode.changes()})
 
 
 def run_engine(world: World, tasks: list[Task]) -> None:
@@ -58,8 +57,8 @@ def run_environment(world: World, tasks: list[Task]) -> None:
 
 def forget() -> None:
     """Throw away all rows and gold states, so that the same seeds are fresh again."""
-    for value in [*vars(state).values(), *vars(toolworld).values()]:
-        if hasattr(value, "cache_clear") and value is not toolworld.shipped_world:
+    for value in [*vars(state).values(), *vars(gold).values()]:
+        if hasattr(value, "cache_clear") and value is not gold.shipped_world:
             value.cache_clear()
 
 

@@ -20,6 +20,12 @@ _PUBLIC = {
     "CoresetSelector": "sharpen.data.coreset",
     "OnlineContinualLearner": "sharpen.data.replay",
     "tool": "sharpen.tools",
+    **dict.fromkeys(
+        ("AgentRewardConfig", "AgentRewardModel", "PlanEvaluator", "ToolVerifier"),
+        "sharpen.rewards.agent",
+    ),
+    "ToolCallEvaluator": "sharpen.rewards.calls",
+    "AgentTrajectoryRL": "sharpen.rewards.trajectory",
     "Renderer": "sharpen.render",
     "LocalPolicy": "sharpen.policy.local",
     "RemotePolicy": "sharpen.policy.remote",

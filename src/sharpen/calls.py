@@ -10,6 +10,7 @@ from typing import Any
 from sharpen.types import Message, RowError, ToolCall, UnparsedToolCall
 
 OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
+MAX_BROKEN = 1000  # each costs a scan of the text before it; what follows them stays text
 BLANK = re.compile(r"\s*")
 
 
@@ -38,7 +39,7 @@ def parse_message(text: str) -> Message:
     unparsed: list[UnparsedToolCall] = []
     content: list[str] = []
     position = 0
-    while (start := text.find(OPEN_CALL, position)) >= 0:
+    while (start := text.find(OPEN_CALL, position)) >= 0 and len(unparsed) < MAX_BROKEN:
         before = text[position:start]
         content.append(
             before.removesuffix("\n") if not calls and not unparsed else before.strip("\n")
@@ -63,12 +64,13 @@ def parse_call(text: str, start: int) -> tuple[ToolCall | UnparsedToolCall, int]
             return call, end + len(CLOSE_CALL)
         else:
             reason = call
-    except (json.JSONDecodeError, RecursionError) as error:
-        reason = f"not JSON: {error.msg}" if isinstance(error, json.JSONDecodeError) else "too deep"
-    close = text.find(CLOSE_CALL, start)
+    except (ValueError, RecursionError) as error:  # ValueError alone: a number of 5,000 digits
+        deep = isinstance(error, RecursionError)
+        reason = "too deep" if deep else f"not JSON: {getattr(error, 'msg', 'number too long')}"
     other = text.find(OPEN_CALL, start)
-    if close < 0 or 0 <= other < close:  # never closed: the next call, if any, still counts
-        end = other if other >= 0 else len(text)
+    end = other if other >= 0 else len(text)
+    close = text.find(CLOSE_CALL, start, end)
+    if close < 0:  # never closed: the next call, if any, still counts
         return UnparsedToolCall(text[start:end], reason), end
     return UnparsedToolCall(text[start:close], reason), close + len(CLOSE_CALL)
 

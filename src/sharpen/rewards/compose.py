@@ -1,0 +1,148 @@
+"""Rewards by name, and their composition from one block of a recipe:
+
+reward: {parts: [{name: agent}, {name: "my.py:score", weight: 0.5}],
+         gates: [{part: agent.format_compliance, at_least: 1}], clip: [-1, 1]}
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from sharpen.config import Config, ConfigError, one_line, parse_config
+from sharpen.tools import call_with_limit, load_object
+from sharpen.types import Score, SharpenError, Task, Trajectory
+
+REWARDS = {
+    "agent": "agent:AgentRewardModel",
+    "calls": "calls:CallReward",
+    **dict.fromkeys(
+        ("math", "code", "sql", "json", "exact"), "verifiable:VerifiableRewardCalculator"
+    ),
+}
+TIMEOUT_S = 30.0  # of a user's own function
+
+
+class PartConfig(Config):
+    """A reward's name, or `file.py:name` of a function or class; `options` are its settings, and
+    `range` maps its values onto 0 to 1."""
+
+    name: str
+    weight: float = Field(1.0, allow_inf_nan=False)
+    options: dict[str, Any] = Field(default_factory=dict)
+    range: tuple[float, float] | None = None
+
+
+class GateConfig(Config):
+    """Unless `part` (a name, or `name.part` of its breakdown) reaches `at_least`, the value is
+    `otherwise`."""
+
+    part: str
+    at_least: float = 1.0
+    otherwise: float = 0.0
+
+
+class RewardConfig(Config):
+    parts: list[PartConfig] = Field(min_length=1)
+    gates: list[GateConfig] = Field(default_factory=list)
+    clip: tuple[float, float] = (-math.inf, math.inf)
+    normalise: bool = False  # divide by the sum of the weights
+
+
+def build_reward(config: RewardConfig | Mapping[str, Any] | str) -> ComposedReward:
+    """A reward from a config, its plain values, or one name."""
+    if isinstance(config, str):
+        config = {"parts": [{"name": config}]}
+    if not isinstance(config, RewardConfig):
+        config = parse_config(RewardConfig, dict(config), "reward")
+    return ComposedReward(config)
+
+
+def find_reward(name: str, options: Mapping[str, Any]) -> Any:
+    """What scores a trajectory under this name."""
+    if name not in REWARDS and ".py:" not in name:
+        raise ConfigError(f"reward {name!r}: expected {', '.join(REWARDS)} or file.py:name")
+    try:
+        if name not in REWARDS:
+            found = load_object(name)
+            found = found(**options) if isinstance(found, type) else found
+        else:
+            module, _, kind = REWARDS[name].partition(":")
+            made = getattr(importlib.import_module(f"sharpen.rewards.{module}"), kind)
+            found = made(name, **options) if module == "verifiable" else made(**options)
+    except TypeError as error:
+        raise ConfigError(f"reward {name!r}: {one_line(error)}") from None
+    score = getattr(found, "score", found)
+    if not callable(score):
+        raise ConfigError(f"reward {name!r}: neither a function nor a class with score")
+    return score
+
+
+class ComposedReward:
+    """A weighted sum. A part that raises, hangs or gives no finite number adds nothing: it counts
+    in `failures` and in the score's `failed`, and its feedback says why."""
+
+    def __init__(self, config: RewardConfig):
+        self.config, names = config, [part.name for part in config.parts]
+        heads = [
+            gate.part.removesuffix("." + gate.part.rpartition(".")[2]) for gate in config.gates
+        ]
+        for gate, head in zip(config.gates, heads, strict=True):
+            if gate.part not in names and head not in names:
+                raise ConfigError(f"reward: the gate {gate.part!r} is on none of the parts")
+        if len(set(names)) < len(names):
+            raise ConfigError(f"reward: a part stands twice among {', '.join(names)}")
+        self.rewards = {part.name: find_reward(part.name, part.options) for part in config.parts}
+        self.failures: Counter[str] = Counter()  # reason → how often
+
+    def score(self, task: Task, trajectory: Trajectory) -> Score:
+        parts, notes, failed, total = dict[str, float](), list[str](), 0, 0.0
+        for part in self.config.parts:
+            try:
+                found = self.ask(part.name, task, trajectory)
+            except Exception as error:
+                reason = f"{part.name}: {type(error).__name__}: {one_line(error)}"[:300]
+                self.failures[reason] += 1
+                notes, failed = [*notes, f"failed: {reason}"], failed + 1
+                continue
+            low, high = part.range or (0.0, 1.0)
+            parts |= {f"{part.name}.{name}": inner for name, inner in found.parts.items()}
+            parts[part.name] = (found.value - low) / (high - low)
+            total += part.weight * parts[part.name]
+            notes += [f"{part.name}: {found.feedback}"] if found.feedback else []
+        if self.config.normalise:
+            total /= sum(abs(part.weight) for part in self.config.parts) or 1.0
+        for gate in self.config.gates:
+            if parts.get(gate.part, -math.inf) < gate.at_least:
+                notes.append(f"gate: {gate.part} is below {gate.at_least:g}")
+                total = gate.otherwise
+                break
+        low, high = self.config.clip
+        return Score(min(max(total, low), high), parts | {"failed": failed}, "; ".join(notes))
+
+    def ask(self, name: str, task: Task, trajectory: Trajectory) -> Score:
+        score = self.rewards[name]
+        if name in REWARDS:
+            return as_score(score(task, trajectory))
+        given = call_with_limit(lambda: score(task, trajectory), {}, TIMEOUT_S)
+        if isinstance(given, BaseException):
+            raise given
+        return as_score(given)
+
+
+def as_score(value: Any) -> Score:
+    """A number, a Score, or a dict with `total` (`value`, `score`, `reward`), `breakdown` and
+    `feedback` → a Score of finite numbers."""
+    if isinstance(value, Mapping):
+        total = next((value[k] for k in ("total", "value", "score", "reward") if k in value), value)
+        value = Score(total, value.get("breakdown") or {}, str(value.get("feedback") or ""))  # type: ignore[arg-type]
+    score = value if isinstance(value, Score) else Score(value)
+    for name, number in {"value": score.value, **score.parts}.items():
+        if not isinstance(number, (int, float)) or not math.isfinite(number):
+            raise SharpenError(f"{name}: expected a finite number, found {repr(number)[:60]}")
+    return score

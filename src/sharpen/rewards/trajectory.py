@@ -1,0 +1,127 @@
+"""Credit along a trajectory: what each turn added, discounted returns, and steps against the other
+samples of a group, so that a late reward is not spread over all turns alike. `Turn.reward` holds
+the result."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from sharpen.rewards.calls import as_call, call_key, equal_value
+from sharpen.types import Message, Reward, StopReason, Task, Trajectory, Turn, UnparsedToolCall
+
+WORD = re.compile(r"[\u3400-\u9fff]|\w++(?:[.\-:]\w++)*+")
+DULL = frozenset(("a", "an", "and", "are", "id", "in", "is", "it", "of", "that", "the", "to"))
+
+
+def words(text: str) -> set[str]:
+    """What a text speaks of; a Chinese character is a word of its own."""
+    return set(WORD.findall(text[:20_000].casefold())) - DULL
+
+
+def turns_from_steps(steps: Sequence[Any]) -> list[Turn]:
+    """Executed steps (`name`/`tool`/`action`, `arguments`/`action_input`, `result`/`observation`,
+    `thought`) → turns; a step that only says something has no call."""
+    turns = []
+    for step in steps:
+        step = step if isinstance(step, Mapping) else {"action": step}
+        call, acts = as_call(step), any(step.get(k) for k in ("name", "tool", "action"))
+        broken = (UnparsedToolCall(repr(step)[:200], "not a call"),) if acts and not call else ()
+        said = str(step.get("thought") or step.get("final_answer") or "")
+        result = step.get("result", step.get("observation"))
+        answers = () if result is None else (Message("tool", str(result)),)
+        turns.append(
+            Turn(Message("assistant", said, (call,) if call else (), broken), results=answers)
+        )
+    return turns
+
+
+def turn_rewards(task: Task, trajectory: Trajectory, reward: Reward) -> list[float]:
+    """What each turn added to the value of the trajectory; their sum is its value."""
+    turns, values = trajectory.turns, [0.0]
+    for end in range(1, len(turns) + 1):
+        stop = trajectory.stop if end == len(turns) else StopReason.ANSWERED
+        values.append(reward.score(task, replace(trajectory, turns=turns[:end], stop=stop)).value)
+    return [after - before for before, after in pairwise(values)]
+
+
+def discounted_returns(rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
+    """Each turn's reward with what followed it."""
+    returns, total = [], 0.0
+    for reward in reversed(rewards):
+        total = reward + gamma * total
+        returns.append(total)
+    return returns[::-1]
+
+
+def group_relative(group: Sequence[Sequence[float]], gamma: float = 1.0) -> list[list[float]]:
+    """Turn rewards of several samples of one task → returns over rewards that were centred and
+    scaled by those of all turns of the group; a flat group gives zeros."""
+    flat = [reward for rewards in group for reward in rewards] or [0.0]
+    mean, spread = statistics.fmean(flat), statistics.pstdev(flat)
+    scale = 1 / spread if spread > 1e-8 else 0.0
+    return [discounted_returns([(r - mean) * scale for r in rewards], gamma) for rewards in group]
+
+
+class AgentTrajectoryRL:
+    """Rewards for whole trajectories, and credit for their turns."""
+
+    def __init__(self, reward_model: Any):
+        self.reward_model = reward_model
+
+    def compute_trajectory_reward(
+        self, question: str, trajectory: Sequence[Any], final_answer: str, ground_truth: Any
+    ) -> float:
+        """The outcome (the reward model's total for a task's gold; 1 or -0.5 for a text), and where
+        it is right up to 0.2 for not repeating calls and 0.3 for thoughts about the matter."""
+        if isinstance(ground_truth, Mapping):
+            gold = dict(ground_truth)
+            found = self.reward_model.compute_reward(question, final_answer, gold, trajectory)
+            outcome = found["total"]
+        else:
+            outcome = 1.0 if same_answer(final_answer, ground_truth) else -0.5
+        turns = turns_from_steps(trajectory)
+        keys = [call_key(call) for turn in turns for call in turn.message.tool_calls]
+        economy = len(set(keys)) / len(keys) if keys else 1.0
+        bonus = 0.2 * economy + 0.3 * thought_quality(question, turns)
+        return outcome + (bonus if outcome > 0 else 0.0)
+
+    def credit(
+        self, task: Task, group: Sequence[Trajectory], mode: str = "group", gamma: float = 1.0
+    ) -> list[Trajectory]:
+        """The trajectories with `Turn.reward` set: a turn's own reward (`turn`), its `return`, or
+        its return within the `group`."""
+        own = [turn_rewards(task, trajectory, self.reward_model) for trajectory in group]
+        kinds = {"turn": own, "return": [discounted_returns(one, gamma) for one in own]}
+        rewards = (kinds | {"group": group_relative(own, gamma)})[mode]
+        turns = [map(with_reward, one.turns, due) for one, due in zip(group, rewards, strict=True)]
+        return [replace(one, turns=tuple(new)) for one, new in zip(group, turns, strict=True)]
+
+
+def with_reward(turn: Turn, reward: float) -> Turn:
+    return replace(turn, reward=reward)
+
+
+def same_answer(answer: Any, wanted: Any) -> bool:
+    """Equal as text or as numbers, but for a full stop."""
+    first, second = (str(text).strip().rstrip(".。") for text in (answer, wanted))
+    try:
+        return float(first) == float(second)
+    except ValueError:
+        return bool(second) and equal_value(first, second)
+
+
+def thought_quality(question: str, turns: Sequence[Turn]) -> float:
+    """The share of thoughts that take up the question or an answer so far and were not thought
+    before; length earns nothing."""
+    known, before, good = words(question), set[frozenset[str]](), 0
+    for turn in turns:
+        thought = frozenset(words(turn.message.content))
+        good += bool(thought & known) and thought not in before
+        before.add(thought)
+        known |= {word for result in turn.results for word in words(result.content)}
+    return good / len(turns) if turns else 0.0
