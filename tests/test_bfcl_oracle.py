@@ -4,6 +4,7 @@ rows made here, each with many mutations. The checker lives in .venv-oracle, whi
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import random
@@ -12,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from sharpen.data.importers import shapes
 from sharpen.rewards.calls import ToolCallEvaluator
 from sharpen.types import ToolSpec
 from sharpen.world.gold import example
@@ -247,8 +247,18 @@ def read_lines(path: Path):
 def as_answer(answer):
     if isinstance(answer, dict):
         return answer
-    call = shapes.python_call(answer, "")
-    return {call.name: {name: [as_allowed(v)] for name, v in call.arguments.items()}}
+    call = ast.parse(answer, mode="eval").body
+    assert isinstance(call, ast.Call)
+    values = {str(k.arg): arithmetic(k.value) for k in call.keywords}
+    return {ast.unparse(call.func): {name: [as_allowed(v)] for name, v in values.items()}}
+
+
+def arithmetic(node):
+    """A literal, or a sum or quotient of literals, as some answers have it."""
+    if isinstance(node, ast.BinOp):
+        left, right = arithmetic(node.left), arithmetic(node.right)
+        return left / right if isinstance(node.op, ast.Div) else left * right
+    return ast.literal_eval(node)
 
 
 def as_allowed(value):
@@ -277,7 +287,9 @@ def sets_of_calls(gold, rng):
 def made_cases():
     rng = random.Random(1)
     full = {"name": "shop.book", "arguments": example(BOOKED)}
-    for arguments in mutations(full["arguments"], rng):
+    singles = list(mutations(full["arguments"], rng))
+    crossed = [cross(*rng.sample(singles, 2), rng) for _ in range(1000)]
+    for arguments in (*singles, *crossed):
         yield case([BOOK], [{"shop.book": BOOKED}], [{"name": "shop.book", "arguments": arguments}])
     answer = {"x": ["total"], "xs": [["first", "second"], [1, 2]]}
     for arguments in mutations({"x": "total", "xs": [1, 2]}, rng):
@@ -294,11 +306,17 @@ def made_cases():
         (JAVA, JAVA_ANSWER, JAVA_VALUES, "java"),
         (SCRIPT, SCRIPT_ANSWER, SCRIPT_VALUES, "javascript"),
     ):
-        for name, options in values.items():
-            for value in (*options, "", "x y", "null"):
-                arguments = {"n": "5"} | {name: value}
-                calls = [{"name": doc["name"], "arguments": arguments}]
-                yield case([doc], [{doc["name"]: answer}], calls, "simple", language)
+        one = [{n: v} for n, options in values.items() for v in (*options, "", "x y", "null")]
+        several = [one[0] | rng.choice(one) | rng.choice(one) | rng.choice(one) for _ in range(400)]
+        for arguments in (*one, *({"n": "5"} | o for o in one), *several):
+            calls = [{"name": doc["name"], "arguments": arguments}]
+            yield case([doc], [{doc["name"]: answer}], calls, "simple", language)
+
+
+def cross(first, second, rng):
+    """Some arguments of the one, the others of the other."""
+    taken = [name for name in second if rng.random() < 0.3]
+    return first | {name: second[name] for name in taken}
 
 
 def oracle(cases):
@@ -310,10 +328,26 @@ def oracle(cases):
     return json.loads(done.stdout)
 
 
+NAMES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
+
+
+def json_schema(value):
+    """A function's parameters with the type names of JSON Schema, as an import has them."""
+    if isinstance(value, list):
+        return [json_schema(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    named = {
+        k: NAMES.get(v, v) if k == "type" and isinstance(v, str) else v for k, v in value.items()
+    }
+    return {key: json_schema(inner) for key, inner in named.items()}
+
+
 def ours(row, translate):
-    read = shapes.tool_from if translate else lambda f: ToolSpec(f["name"], "", f["parameters"])
+    schema = json_schema if translate else dict
+    specs = [ToolSpec(f["name"], "", schema(f["parameters"])) for f in row["functions"]]
     expected = [{"name": n, "arguments": a} for answer in row["answers"] for n, a in answer.items()]
-    judge = ToolCallEvaluator([read(f) for f in row["functions"]], True, row["language"])
+    judge = ToolCallEvaluator(specs, True, row["language"])
     return judge.evaluate_calls(row["predicted"], expected)["overall_correct"]
 
 
