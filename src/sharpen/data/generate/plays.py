@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from sharpen.data.generate.plans import ask_for, find_steps, plan_to_gold, written
-from sharpen.data.generate.scene import Fruitless, Scene, frames, lacking, look_alikes, must, using
+from sharpen.data.generate.scene import Fruitless, Scene, frames, lacking, must, using
 from sharpen.types import ToolCall
 from sharpen.world.domain import Tool
 from sharpen.world.episode import FAULTS, outcome_of
@@ -97,7 +97,7 @@ class Play(Scene):
         """Nothing on offer does it, from the first such request on."""
         if not self.barred:
             self.quiet = self.rng.random() < QUIET
-            self.barred = look_alikes(self.domain.tools.values(), self.tool)
+            self.bar()
         call, goal = self.request(self.text), self.tool.operation.goal
         told = all(name in call.arguments for name in slots(goal))
         wanted = fill(goal, call.arguments) if told else "do that"
@@ -182,9 +182,8 @@ class Play(Scene):
         if keys and (self.level or not phrase):
             name = self.rng.choice(keys)
             noun = self.domain.entities[tool.takes[name]].noun
-            goal = tool.operation.goal.replace(
-                f"{{{name}}}", self.frame("someone").format(noun=noun)
-            )
+            hidden = self.frame("someone").format(noun=noun)
+            goal = tool.operation.goal.replace(f"{{{name}}}", hidden)
             phrase = self.frame("one").replace("{goal}", goal)
         self.request(must(phrase))
         self.gold = {"decision": "ask", "tools": [tool.name], "missing": lacking(tool, phrase)}
@@ -196,7 +195,7 @@ class Play(Scene):
 
     def decline(self) -> None:
         self.request(self.text)
-        self.barred = look_alikes(self.domain.tools.values(), self.tool)
+        self.bar()
         self.gold = {"decision": "decline"}
 
     def plan(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -117,12 +117,6 @@ def likeness(a: Tool, b: Tool) -> int:
     return 2 * len(words) + 2 * (a.operation.entity == b.operation.entity) + same_kind
 
 
-def look_alikes(tools: Iterable[Tool], tool: Tool) -> list[Tool]:
-    """Tools that touch what `tool` touches, so that one of them might serve in its stead."""
-    touched = touches(tool)
-    return [t for t in tools if t is tool or touches(t) & touched]
-
-
 def touches(tool: Tool) -> set[str]:
     own = tool.operation.entity, getattr(tool.operation, "into", "")
     return {*own, *tool.takes.values(), *tool.yields.values()} - {""}
@@ -158,6 +152,11 @@ class Scene:
     @property
     def domain(self) -> Domain:
         return self.shelf.world.domain(self.tool.category)
+
+    def bar(self) -> None:
+        """Keep the tool off the offer, and what touches the same and might serve in its stead."""
+        mine, tools = touches(self.tool), self.domain.tools.values()
+        self.barred = [tool for tool in tools if tool is self.tool or touches(tool) & mine]
 
     def user(self, text: str) -> None:
         self.messages.append(Message("user", sentence(text)))
