@@ -23,7 +23,8 @@ from sharpen.train.checkpoint import found_checkpoints
 from sharpen.train.config import AgentSFTConfig, LearnerConfig
 from sharpen.train.learner import Learner
 from sharpen.train.losses import learning_rate, selected_logprobs
-from sharpen.train.sft import AgentSFTTrainer, Interrupted, token_mean
+from sharpen.train.run import Interrupted
+from sharpen.train.sft import AgentSFTTrainer, token_mean
 from sharpen.types import Datum, SharpenError
 
 
@@ -286,7 +287,7 @@ def test_death_between_checkpoint_and_metrics_loses_no_row(
     pico_folder, data, tmp_path, monkeypatch
 ):
     """Killed right behind a save, every step still has exactly one row."""
-    import sharpen.train.checkpoint as checkpoint
+    import sharpen.train.run as checkpoint
 
     class Killed(Exception):
         pass

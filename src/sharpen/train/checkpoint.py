@@ -18,8 +18,10 @@ def save_checkpoint(folder: Path, learner: Learner, values: dict[str, Any], keep
     """Write the learner's state and the loop's own `values`; older checkpoints beyond `keep` go."""
     from safetensors.torch import save_file
 
-    tensors, plain = learner.state()
+    tensors, plain = learner.state()  # of all processes, before the first one writes
     target = folder / f"step-{learner.steps_done:06d}"
+    if learner.processes.rank:
+        return target
     with atomic_folder(target) as work:
         copies = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
         save_file(copies, work / "state.safetensors")

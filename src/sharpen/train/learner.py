@@ -22,6 +22,7 @@ from sharpen.train.batching import Batch, collate, micro_batches, trained_tokens
 from sharpen.train.config import LearnerConfig
 from sharpen.train.losses import learning_rate, selected_logprobs
 from sharpen.train.packing import enable_packing
+from sharpen.train.processes import Alone, processes
 from sharpen.types import Datum, SharpenError
 
 Loss = Callable[[torch.Tensor, Batch, float], torch.Tensor]  # logprobs_N, batch, the step's tokens
@@ -44,6 +45,7 @@ class Learner:
     def __init__(self, model: Any, config: LearnerConfig, total_steps: int):
         self.model, self.config, self.total_steps = model, config, total_steps
         self.device = str(next(model.parameters()).device)
+        self.processes = processes(config)
         self.packed = config.packing == "auto" and enable_packing(model)
         self.core = LogprobModel(fuse_lora(model), self.packed)
         if config.gradient_checkpointing:
@@ -52,6 +54,7 @@ class Learner:
                 layer.gradient_checkpointing = index % config.checkpoint_every == 0
         if config.compile:
             self.core.compile_layers(config.activation_share)
+        self.runner = self.processes.wrap(self.core)  # what is called: the core, or one around it
         self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.trained:
             raise SharpenError("the model has no trainable parameter")
@@ -60,7 +63,8 @@ class Learner:
             n: p if p.dtype == torch.float32 else p.detach().float()
             for n, p in self.trained.items()
         }
-        self.optimizer = make_optimizer(self.master, config, self.device)
+        optimizer = make_optimizer(self.master, config, self.device)
+        self.runner, self.optimizer = self.processes.prepare(self.runner, optimizer)
         self.before_clip: list[Callable[[Learner], None]] = []  # may add to the gradients
         self.steps_done = 0
         self.bad_steps = 0
@@ -79,23 +83,23 @@ class Learner:
             math.ceil(self.config.warmup_ratio * self.total_steps),
         )
         self.model.train()
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group["rate"]
         value = self.accumulate(datums, loss, float(trained))
         for change in self.before_clip:
             change(self)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.master.values(), self.config.clip_norm))
-        skipped = not (math.isfinite(value) and math.isfinite(norm))
-        if skipped:
-            self.bad_steps += 1
-            if self.bad_steps >= MAX_BAD_STEPS:
-                raise SharpenError(
-                    f"step {self.steps_done + 1}: {MAX_BAD_STEPS} steps in a row had a loss or "
-                    "gradient that is not finite; lower the learning rate or look at the data"
-                )
-        else:
-            self.bad_steps = 0
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr * group["rate"]
-            self.optimizer.step()
+        norm = math.nan
+        if math.isfinite(value):
+            masters, clip = list(self.master.values()), self.config.clip_norm
+            norm = self.processes.step(self.runner, self.optimizer, masters, clip)
+        skipped = not math.isfinite(norm)
+        self.bad_steps = self.bad_steps + 1 if skipped else 0
+        if self.bad_steps >= MAX_BAD_STEPS:
+            raise SharpenError(
+                f"step {self.steps_done + 1}: {MAX_BAD_STEPS} steps in a row had a loss or "
+                "gradient that is not finite; lower the learning rate or look at the data"
+            )
+        if not skipped:
             self.publish()
         self.optimizer.zero_grad(set_to_none=True)
         self.steps_done += 1
@@ -109,27 +113,37 @@ class Learner:
             try:
                 torch.manual_seed(self.config.seed * 1_000_003 + self.steps_done)
                 self.optimizer.zero_grad(set_to_none=True)
-                total = torch.zeros((), device=self.device)
-                lengths = [len(d.ids) for d in datums]
-                for chosen in micro_batches(lengths, self.token_budget, self.packed):
-                    batch = collate([datums[i] for i in chosen], self.device, self.packed)
-                    part = loss(self.core(batch), batch, trained)
-                    part.backward()
-                    total += part.detach()  # read once a step: reading waits for the GPU
-                    self.gather_gradients()
-                return float(total)
+                return self.forward_backward(datums, loss, trained)
             except torch.cuda.OutOfMemoryError:
                 largest = max(len(d.ids) for d in datums)
-                if self.token_budget <= largest:
+                if self.token_budget <= largest or self.processes.world > 1:
                     raise SharpenError(
-                        f"out of GPU memory with one row of {largest} tokens; turn on "
-                        "gradient_checkpointing or lower max_length"
+                        f"out of GPU memory with micro-batches of {self.token_budget} tokens; turn "
+                        "on gradient_checkpointing or lower token_budget or max_length"
                     ) from None
                 self.token_budget = max(self.token_budget // 2, largest)
                 for parameter in self.trained.values():
                     parameter.grad = None
                 torch.cuda.empty_cache()
                 print(f"out of GPU memory: micro-batches of {self.token_budget} tokens from now on")
+
+    def forward_backward(self, datums: Sequence[Datum], loss: Loss, trained: float) -> float:
+        """This process's micro-batches. Gradients are averaged over processes, hence the factor; a
+        process without rows runs one for nothing, because the others wait for it."""
+        group = self.processes
+        total = torch.zeros((), device=self.device)
+        lengths = [len(d.ids) for d in datums]
+        mine = group.mine(micro_batches(lengths, self.token_budget, self.packed, group.world))
+        for number, chosen in enumerate(mine):
+            last = number == len(mine) - 1
+            batch = collate([datums[i] for i in chosen] or datums[:1], self.device, self.packed)
+            with group.accumulating(self.runner, last):
+                part = loss(self.runner(batch), batch, trained) * (1.0 if chosen else 0.0)
+                group.backward(self.runner, part * group.world, last)
+            total += part.detach()  # read once a step: reading waits for the GPU
+            if group.world == 1 or last:
+                self.gather_gradients()
+        return group.total(total)
 
     def gather_gradients(self) -> None:
         """Add half-precision gradients to fp32 ones, so that many micro-batches add up exactly."""
@@ -152,21 +166,26 @@ class Learner:
     def logprobs(self, datums: Sequence[Datum]) -> list[np.ndarray]:
         """Log-probabilities of each datum's trained tokens, in order."""
         self.model.eval()
-        return self.core.score(datums, self.token_budget)
+        return self.core.score(datums, self.token_budget, self.processes, self.runner)
 
     def mean_loss(self, datums: Sequence[Datum]) -> float:
         """Mean negative log-likelihood over all trained tokens."""
         found = self.logprobs(datums)
         return -float(sum(v.sum(dtype=np.float64) for v in found)) / max(sum(map(len, found)), 1)
 
+    def weights(self) -> dict[str, torch.Tensor]:
+        """What was trained, whole, by the model's names; every process must ask."""
+        return {n: self.processes.full(p.detach()) for n, p in self.trained.items()}
+
     # State -----------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Everything that the next step depends on: tensors and plain values."""
-        tensors = {f"weight.{n}": p.detach() for n, p in self.master.items()}
+        full = self.processes.full
+        tensors = {f"weight.{n}": full(p.detach()) for n, p in self.master.items()}
         for name, parameter in self.master.items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"optim.{key}.{name}"] = torch.as_tensor(value)
+                tensors[f"optim.{key}.{name}"] = full(torch.as_tensor(value))
         return tensors, {"steps_done": self.steps_done, "bad_steps": self.bad_steps}
 
     def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
@@ -183,7 +202,7 @@ class Learner:
                 moments.setdefault(name, {})[part] = tensor
         with torch.no_grad():
             for name, parameter in self.master.items():
-                parameter.copy_(tensors[f"weight.{name}"])
+                parameter.copy_(self.processes.put(parameter, tensors[f"weight.{name}"]))
                 if name in moments:
                     self.optimizer.state[parameter] = self.placed(moments[name], parameter)
         self.publish()
@@ -191,7 +210,11 @@ class Learner:
 
     def placed(self, moments: dict[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
         """An optimiser's state on the parameter's device; 8-bit AdamW counts steps in an int."""
-        moved = {k: v.to(parameter.device, copy=True) for k, v in moments.items()}
+        put = self.processes.put
+        moved = {
+            k: put(parameter, v) if v.dim() else v.to(parameter.device, copy=True)
+            for k, v in moments.items()
+        }
         if self.config.optimizer == "adamw_8bit":
             moved["step"] = int(moved["step"])
         return moved
@@ -224,17 +247,21 @@ class LogprobModel(torch.nn.Module):
         ).last_hidden_state
 
     @torch.no_grad()
-    def score(self, datums: Sequence[Datum], token_budget: int) -> list[np.ndarray]:
+    def score(
+        self, datums: Sequence[Datum], token_budget: int, group: Any = None, runner: Any = None
+    ) -> list[np.ndarray]:
         """Log-probabilities of each datum's trained tokens, whatever its place in a
         micro-batch."""
-        found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(datums)
-        for chosen in micro_batches([len(d.ids) for d in datums], token_budget, self.packed):
-            device = str(self.head.weight.device)
-            batch = collate([datums[i] for i in chosen], device, self.packed)
-            values, rows = self(batch).cpu().numpy(), batch.row_N.cpu().numpy()
-            for row, index in enumerate(chosen):
-                found[index] = values[rows == row]
-        return found
+        group, runner = group or Alone(), runner or self
+        device = str(self.head.weight.device)
+        found: dict[int, np.ndarray] = {}
+        lengths = [len(d.ids) for d in datums]
+        for chosen in group.mine(micro_batches(lengths, token_budget, self.packed, group.world)):
+            batch = collate([datums[i] for i in chosen] or datums[:1], device, self.packed)
+            values, rows = runner(batch).cpu().numpy(), batch.row_N.cpu().numpy()
+            found |= {index: values[rows == row] for row, index in enumerate(chosen)}
+        found = group.gather(found)
+        return [found[index] for index in range(len(datums))]
 
     def compile_layers(self, activation_share: float = 1.0) -> None:
         """The layers are alike: one graph serves all of them, whatever the length. Below a share of

@@ -1,0 +1,122 @@
+"""What every training loop does around its steps: the run folder, metrics, checkpoints, signals and
+what is shown.
+
+    with TrainingRun(output, config, learner) as run:
+        state = run.resume({})
+        while learner.steps_done < learner.total_steps:
+            row = …                      # one step of the method
+            run.end_of_step(row, state)
+
+Of several processes the first writes; the others only take part where weights come together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from sharpen.config import Config
+from sharpen.records import RunFolder, write_jsonl
+from sharpen.train.checkpoint import load_last_checkpoint, save_checkpoint
+from sharpen.train.display import Display, flops_per_token
+from sharpen.train.learner import Learner
+from sharpen.train.trackers import Trackers
+from sharpen.types import Json, SharpenError
+
+
+class Interrupted(SharpenError):
+    """SIGINT or SIGTERM came; the state is saved."""
+
+    def __init__(self, number: int):
+        super().__init__(
+            f"stopped by {signal.Signals(number).name}, saved; the same command continues"
+        )
+        self.exit_code = 128 + number
+
+
+class TrainingRun:
+    """A run in its folder. `config` has the fields save_steps, keep_checkpoints and report_to."""
+
+    def __init__(self, path: str | Path, config: Any, learner: Learner):
+        self.path, self.config, self.learner = Path(path), config, learner
+        self.first = learner.processes.rank == 0
+
+    def __enter__(self) -> TrainingRun:
+        with contextlib.ExitStack() as stack:
+            self.stop = stack.enter_context(SignalFlag())
+            names = self.config.report_to if self.first else ()
+            settings = self.config.model_dump(mode="json")
+            self.trackers = stack.enter_context(Trackers(names, self.path, settings))
+            self.exits = stack.pop_all()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.exits.close()
+
+    def resume(self, state: Json) -> Json:
+        """The loop's own state from the last good checkpoint, which the learner takes up; else
+        `state`."""
+        learner = self.learner
+        state = load_last_checkpoint(self.path / "checkpoints", learner) or state
+        if self.first:
+            self.folder = RunFolder(self.path, self.config)
+            rewind(self.folder, learner.steps_done)
+            if learner.steps_done:
+                print(f"continuing behind step {learner.steps_done} of {learner.total_steps}")
+            flops = flops_per_token(learner.model)
+            display = Display(learner.total_steps, learner.steps_done, flops, learner.device)
+            self.display = self.exits.enter_context(display)
+        return state
+
+    def end_of_step(self, row: Json, state: Json, show: bool = False) -> None:
+        """Record the step; save when it is time, when it was the last, or when a signal came."""
+        step, last = row["step"], row["step"] == self.learner.total_steps
+        if self.first:
+            # before the checkpoint: a row too many is taken back, one too few is lost
+            self.folder.log(row)
+            self.trackers.log(row)
+        number = self.learner.processes.agreed(self.stop.number)
+        if step % self.config.save_steps == 0 or last or number:
+            folder = self.path / "checkpoints"
+            save_checkpoint(folder, self.learner, state, self.config.keep_checkpoints)
+        if self.first:
+            self.display.show(row, always=last or show)
+        if number:
+            raise Interrupted(number)
+
+
+def open_folder(path: str | Path, config: Config, inputs: Json) -> None:
+    """Refuse a folder of another run before anything is loaded; the first process makes it."""
+    if os.environ.get("RANK", "0") == "0":
+        RunFolder(path, config, inputs)
+
+
+class SignalFlag:
+    """Remembers SIGINT and SIGTERM until the step is done and saved; a second one ends at once.
+
+    Outside the `with` block signals mean what they meant before.
+    """
+
+    def __enter__(self) -> SignalFlag:
+        self.number = 0
+        self.before = {n: signal.signal(n, self.remember) for n in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def remember(self, number: int, frame: Any) -> None:
+        self.number = number
+        signal.signal(number, signal.SIG_DFL)
+
+
+def rewind(run: RunFolder, step: int) -> None:
+    """Drop metrics of steps that the checkpoint does not hold: they are about to be made again."""
+    rows = run.metrics()
+    kept = [row for row in rows if row["step"] <= step]
+    if len(kept) < len(rows):
+        write_jsonl(run.metrics_file, kept)
