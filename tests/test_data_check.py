@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from sharpen.cli.main import main
-from sharpen.data.check import CheckReport, check_rows
+from sharpen.data.check import CheckReport, check_rows, measure
 from sharpen.data.importing import import_file
 from sharpen.data.overlap import MAX_OVERLAP, compare, leaks_in, mask
-from sharpen.data.stats import measure
 
 TOOL = {
     "type": "function",

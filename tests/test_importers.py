@@ -11,7 +11,7 @@ import pytest
 from sharpen.data.check import CheckReport, check_rows
 from sharpen.data.importers import FORMATS, find, load
 from sharpen.data.reading import read_records
-from sharpen.data.importers.shapes import json_type, parameters, python_call, schema
+from sharpen.data.importers.shapes import call_from, json_type, parameters, schema
 from sharpen.data.importing import import_file
 from sharpen.types import RowError, SharpenError
 
@@ -209,7 +209,7 @@ def test_foreign_types() -> None:
 @pytest.mark.parametrize("text", ["f(1)", "f(x=y)", "f(x='a' * 10**9)", "f(", "__import__('os')"])
 def test_python_calls_are_read_not_run(text: str) -> None:
     with pytest.raises(RowError):
-        python_call(text, "here")
+        call_from(text)
 
 
 @pytest.mark.parametrize("indent", [None, 1])

@@ -1,34 +1,80 @@
-"""`sharpen data`: read foreign files, check rows, measure them."""
+"""`sharpen data`: build sets, read foreign files, check rows, look at them and measure them."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from sharpen.cli.build import build
-from sharpen.cli.preview import preview
+from sharpen.types import SharpenError
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Check, preview and measure dialogs."
 )
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
+AsJson = Annotated[bool, Option("--json", help="Print one JSON object on the last line.")]
+Files = Annotated[list[Path], Argument(help="JSONL files of rows.")]
 
 
-app.command()(build)
-app.command()(preview)
+@app.command()
+def build(
+    out: Annotated[Path | None, Option(help="Folder; else $SHARPEN_DATA or the cache.")] = None,
+    seed: Annotated[int, Option(help="The same seed gives the same bytes.")] = 0,
+    tools: Annotated[Path | None, Option(help="Own tools: .py of @tool, or openapi.json.")] = None,
+    rows: Annotated[int | None, Option(help="Dialogs: 5000; own tools: 40 each.", min=20)] = None,
+    extended: Annotated[int, Option(help="Fresh tasks a part, beside the splits.", min=0)] = 2000,
+    workers: Annotated[int, Option(help="Processes; 0 is up to four.", min=0)] = 0,
+    phrase_with: Annotated[str | None, Option(help="A model to word --tools' requests.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Build agent_tools, agent_sft and agent_benchmark. Own Python tools are really executed.
+
+    Example: sharpen data build --out data --seed 0
+    """
+    from sharpen.data.generate.build import Sizes, build_data
+    from sharpen.data.sources import data_folder
+
+    if tools is not None:
+        from sharpen.data.generate.own import build_own
+
+        if out is None:
+            raise SharpenError("--tools needs --out: own sets do not replace the built ones")
+        manifest = build_own(tools, out, seed, rows, load_policy(phrase_with))
+    elif phrase_with:
+        raise SharpenError("--phrase-with words requests for --tools, which is missing")
+    else:
+        out = out or data_folder()
+        manifest = build_data(out, seed, Sizes(rows or 5000, extended=extended), workers)
+    for path, count in manifest["rows"].items():
+        print(f"{count:>7}  {path}")
+    for name, reason in manifest.get("left_out", {}).items():
+        print(f"left out: {name}: {reason}")
+    print(f"built {sum(manifest['rows'].values())} rows in {out}")
+    if as_json:
+        shown = {key: manifest[key] for key in ("seed", "rows", "files")}
+        print(json.dumps({"out": str(out)} | shown))
+
+
+def load_policy(model: str | None) -> Any:
+    if model is None:
+        return None
+    from sharpen.models.load import ModelConfig
+    from sharpen.policy.local import LocalPolicy
+
+    return LocalPolicy.load(ModelConfig(base_model=model))
 
 
 @app.command("import")
 def import_(
-    format: Annotated[str, typer.Argument(help="A format's name, or `auto` to find it.")],
-    path: Annotated[Path, typer.Argument(help="File or folder to read.")],
-    out: Annotated[Path, typer.Argument(help="JSONL file to write.")],
-    limit: Annotated[int | None, typer.Option(help="Stop after so many records.", min=1)] = None,
+    format: Annotated[str, Argument(help="A format's name, or `auto` to find it.")],
+    path: Annotated[Path, Argument(help="File or folder to read.")],
+    out: Annotated[Path, Argument(help="JSONL file to write.")],
+    limit: Annotated[int | None, Option(help="Stop after so many records.", min=1)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Convert a foreign file into dialogs, tasks or preference pairs.
@@ -42,19 +88,18 @@ def import_(
     print(f"quarantined {report.quarantined}; {report.rows} rows in {out}")
     show_reasons(report.reasons)
     if as_json:
-        fields = ("format", "read", "kept", "quarantined", "rows", "reasons")
-        print(json.dumps({name: getattr(report, name) for name in fields} | {"out": str(out)}))
+        print(json.dumps(vars(report) | {"out": str(out)}))
 
 
 @app.command()
 def check(
-    files: Annotated[list[Path], typer.Argument(help="JSONL files of rows.")],
+    files: Files,
     splits: Annotated[
-        bool, typer.Option("--splits", help="The files are splits of one set: compare them.")
+        bool, Option("--splits", help="The files are splits of one set: compare them.")
     ] = False,
-    show: Annotated[int, typer.Option(help="Print at most so many bad rows.", min=0)] = 20,
+    show: Annotated[int, Option(help="Print at most so many bad rows.", min=0)] = 20,
     quarantine: Annotated[
-        bool, typer.Option(help="Write bad rows to FILE.quarantine.jsonl beside each file.")
+        bool, Option(help="Write bad rows to FILE.quarantine.jsonl beside each file.")
     ] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -62,68 +107,66 @@ def check(
 
     Example: sharpen data check --splits train.jsonl dev.jsonl test.jsonl
     """
-    reports = []
-    for file in files:
-        reports.append(check_one(file, show, quarantine))
-    bad = sum(report["bad"] for report in reports)
-    leaks = []
-    result: dict[str, object] = {"files": reports}
+    result: dict[str, Any] = {"files": [check_one(file, show, quarantine) for file in files]}
     if splits:
         from sharpen.data.overlap import compare, leaks_in
 
         result["splits"] = found = compare(files)
-        leaks = leaks_in(found)
+        result["leaks"] = leaks_in(found)
         for pair in found["pairs"]:
             names = " ↔ ".join(pair["splits"])
             print(f"{names}: {pair['verbatim']} verbatim, {pair['grams']} 13-grams,", end=" ")
             print(f"highest word overlap {pair['word_overlap']:.0%} ({', '.join(pair['closest'])})")
         for name, ratio in found["distinct"].items():
             print(f"{name}: {ratio:.1%} distinct with values masked")
-        print("\n".join(f"leak: {leak}" for leak in leaks) or "splits: no leak")
-        result["leaks"] = leaks
+        print("\n".join(f"leak: {leak}" for leak in result["leaks"]) or "splits: no leak")
     if as_json:
         print(json.dumps(result, ensure_ascii=False))
-    if bad or leaks:
+    if result.get("leaks") or any(report["bad"] for report in result["files"]):
         raise typer.Exit(1)
 
 
-def check_one(path: Path, show: int, quarantine: bool) -> dict[str, object]:
+def check_one(path: Path, show: int, quarantine: bool) -> dict[str, Any]:
     from sharpen.data.check import CheckReport, check_rows
-    from sharpen.data.importing import Quarantine, reason_kind
+    from sharpen.data.importing import kept_apart, quarantine_of, reason_kind
+    from sharpen.records import atomic_write
 
-    report, shown = CheckReport(str(path)), 0
+    report, apart = CheckReport(str(path)), None
     with ExitStack() as files:
-        bad = Quarantine(path, files)
         for record, problems in check_rows(path, report):
-            for problem in problems:
-                report.reasons[reason_kind(problem)] += 1
-            if problems and quarantine:
-                bad.add(record.where, "; ".join(problems), record.raw or record.value)
-            if problems and shown < show:
-                shown += 1
+            report.reasons.update(map(reason_kind, problems))
+            if problems and report.bad <= show:
                 print(f"{record.where}: {'; '.join(problems)[:300]}")
-    if quarantine:
-        bad.finish()
+            if problems and quarantine:
+                apart = apart or files.enter_context(atomic_write(quarantine_of(path)))
+                apart.write(kept_apart(record, "; ".join(problems)))
+    if quarantine and not report.bad:
+        quarantine_of(path).unlink(missing_ok=True)  # an older one, of other rows
     kinds = ", ".join(f"{count} {kind}" for kind, count in report.kinds.items()) or "nothing"
     print(f"{path}: {report.rows} rows ({kinds}), {report.calls} calls, {report.bad} bad rows")
     show_reasons(report.reasons)
-    fields = ("path", "rows", "bad", "calls", "kinds", "reasons")
-    return {name: getattr(report, name) for name in fields}
+    return vars(report)
+
+
+def show_reasons(reasons: Mapping[str, int], most: int = 12) -> None:
+    ordered = sorted(reasons.items(), key=lambda item: -item[1])
+    for reason, count in ordered[:most]:
+        print(f"  {count:>7}  {reason}")
+    if rest := ordered[most:]:
+        print(f"  {sum(count for _, count in rest):>7}  for {len(rest)} more reasons")
 
 
 @app.command()
 def stats(
-    files: Annotated[list[Path], typer.Argument(help="JSONL files of rows.")],
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 1 when a checklist line fails.")
-    ] = False,
+    files: Files,
+    strict: Annotated[bool, Option("--strict", help="Exit 1 when a checklist line fails.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure what the rows teach, against the agent-training checklist.
 
     Example: sharpen data stats agent_sft/train.jsonl
     """
-    from sharpen.data.stats import measure
+    from sharpen.data.check import measure
 
     found = [measure(file) for file in files]
     for one in found:
@@ -140,9 +183,47 @@ def stats(
         raise typer.Exit(1)
 
 
-def show_reasons(reasons: Mapping[str, int], most: int = 12) -> None:
-    ordered = sorted(reasons.items(), key=lambda item: -item[1])
-    for reason, count in ordered[:most]:
-        print(f"  {count:>7}  {reason}")
-    if rest := ordered[most:]:
-        print(f"  {sum(count for _, count in rest):>7}  for {len(rest)} more reasons")
+@app.command()
+def preview(
+    file: Annotated[Path, Argument(help="JSONL file of dialogs.")],
+    row: Annotated[int, Option(help="Which row, counted from 1.", min=1)] = 1,
+    model: Annotated[str, Option(help="Whose tokenizer and template.")] = "smollm2-135m",
+    template: Annotated[str, Option(help="auto, model or hermes.")] = "auto",
+    tokens: Annotated[bool, Option("--tokens", help="Show token boundaries as ·.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show a row with its trained tokens coloured, or between ⟦ and ⟧ where there is no colour.
+
+    Example: sharpen data preview train.jsonl --row 3
+    """
+    from itertools import groupby, islice
+
+    from rich.console import Console
+    from rich.text import Text
+
+    from sharpen.models.load import load_tokenizer
+    from sharpen.records import read_jsonl
+    from sharpen.render import Renderer
+    from sharpen.rows import dialog_from_row
+
+    bad: list[str] = []
+    rows = read_jsonl(file, on_bad=lambda error, raw: bad.append(str(error)))
+    found = next(islice(rows, row - 1, None), None)
+    for problem in bad:
+        print(f"passed over {problem}", file=sys.stderr)
+    if found is None:
+        raise SharpenError(f"{file}: has no readable row {row}")
+    tokenizer = load_tokenizer(model)
+    datum = next(Renderer(tokenizer, template).render([dialog_from_row(found.value, found.where)]))
+    console, shown = Console(highlight=False, soft_wrap=True), Text()
+    numbered = zip(datum.ids.tolist(), datum.mask.tolist(), strict=True)
+    for trained, group in groupby(numbered, key=lambda pair: pair[1]):
+        ids = [token for token, _ in group]
+        text = "·".join(tokenizer.decode([i]) for i in ids) if tokens else tokenizer.decode(ids)
+        marked = f"⟦{text}⟧" if trained and not console.color_system else text
+        shown.append(marked, style="bold black on green" if trained else "dim")
+    console.print(shown)
+    count, length = int(datum.mask.sum()), len(datum.ids)
+    print(f"{found.where}: {length} tokens, {count} carry loss ({count / length:.0%})")
+    if as_json:
+        print(json.dumps({"where": found.where, "tokens": length, "trained": count}))

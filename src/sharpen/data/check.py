@@ -1,10 +1,9 @@
-"""`sharpen data check`: is every row readable, and does every call fit its tool?
-
-Rows are the project's own: dialogs, preference pairs, tasks, tools. Each complaint names file:line.
-"""
+"""`sharpen data check` and `stats`: is every row readable, does every call fit its tool, and what
+do the rows teach? Rows are the project's own: dialogs, preference pairs, tasks, tools."""
 
 from __future__ import annotations
 
+import json
 import marshal
 import re
 from collections import Counter
@@ -20,9 +19,21 @@ from sharpen.tools import check_call, schema_problem
 from sharpen.types import Dialog, Json, Message, Preference, RowError, Task, ToolCall, ToolSpec
 
 REFERENCE = re.compile(r"\$.+\$|API_call_\d+")  # an argument that stands for an earlier result
+PER_ROW = ("single_call", "several_calls", "parallel", "failure", "retry", "no_call")
+PER_CALL = ("unlisted_calls", "bad_arguments")
+CHECKLIST = {
+    "single_call": ("least", 0.10),
+    "several_calls": ("least", 0.10),
+    "failure": ("least", 0.02),
+    "retry": ("least", 0.01),
+    "no_call": ("least", 0.05),
+    "unlisted_calls": ("most", 0.0),
+    "bad_arguments": ("most", 0.0),
+    "described_tools": ("least", 0.95),
+}
 
 
-@dataclass(slots=True)
+@dataclass
 class CheckReport:
     path: str
     rows: int = 0
@@ -73,12 +84,11 @@ def structure(noun: Any) -> list[str]:
     if isinstance(noun, Dialog):
         return turn_problems(noun.messages)
     if isinstance(noun, Preference):
-        both = (noun.chosen, noun.rejected)
-        problems = [p for side in both for p in turn_problems(noun.prompt + side)]
-        return problems + (["chosen and rejected are the same"] if both[0] == both[1] else [])
-    if isinstance(noun, Task) and not noun.instruction.strip():
-        return ["the instruction is empty"]
-    return []
+        same = ["chosen and rejected are the same"] if noun.chosen == noun.rejected else []
+        both = (noun.prompt + side for side in (noun.chosen, noun.rejected))
+        return [problem for side in both for problem in turn_problems(side)] + same
+    empty = isinstance(noun, Task) and not noun.instruction.strip()
+    return ["the instruction is empty"] if empty else []
 
 
 def turn_problems(messages: tuple[Message, ...]) -> list[str]:
@@ -129,8 +139,7 @@ def calls_of(noun: Any) -> Iterator[ToolCall]:
                 raise RowError("", "gold.calls: arguments: expected an object")
             yield ToolCall(call["name"], allowed_first(call["arguments"], noun.gold.get("match")))
     elif not isinstance(noun, ToolSpec):
-        said = noun.messages if isinstance(noun, Dialog) else noun.chosen + noun.rejected
-        for message in said:
+        for message in noun.messages if isinstance(noun, Dialog) else noun.chosen + noun.rejected:
             yield from message.tool_calls
 
 
@@ -160,3 +169,85 @@ def known_problem(parameters: Json) -> str | None:
 @lru_cache(20_000)  # rows repeat their tools
 def dumped_problem(schema: bytes) -> str | None:
     return schema_problem(marshal.loads(schema))
+
+
+def measure(path: Path) -> Json:
+    """Counts, shares and the checklist's verdicts of one file."""
+    counts: Counter[str] = Counter()
+    types: Counter[str] = Counter()
+    names: set[str] = set()
+    described: dict[str, bool] = {}
+    for record in read_records(path):
+        counts["rows"] += 1
+        try:
+            noun = noun_of(record)
+            counts[type(noun).__name__.lower()] += 1
+            if isinstance(noun, ToolSpec):
+                continue
+            types[getattr(noun, "task_type", "") or getattr(noun, "kind", "") or "-"] += 1
+            described |= {tool.name: is_described(tool) for tool in noun.tools}
+            count_calls(noun, counts, names)
+        except (RowError, RecursionError):
+            counts["unreadable"] += 1
+    rated = counts["dialog"] + counts["preference"] + counts["task"]
+    shares = {name: counts[name] / max(rated, 1) for name in PER_ROW}
+    shares |= {name: counts[name] / max(counts["calls"], 1) for name in PER_CALL}
+    shares["described_tools"] = sum(described.values()) / max(len(described), 1)
+    return {
+        "path": str(path),
+        "counts": dict(counts) | {"tools_listed": len(described), "tools_called": len(names)},
+        "types": dict(types),
+        "shares": {name: round(value, 4) for name, value in shares.items()},
+        "checklist": [verdict(name, shares[name]) for name in CHECKLIST],
+    }
+
+
+def verdict(name: str, value: float) -> Json:
+    """One line of the checklist: a figure and what it must reach."""
+    bound, limit = CHECKLIST[name]
+    passed = value >= limit if bound == "least" else value <= limit
+    return {"name": name, "value": round(value, 4), "passed": passed, bound: limit}
+
+
+def count_calls(noun: Any, counts: Counter[str], names: set[str]) -> None:
+    tools = {tool.name: tool for tool in noun.tools}
+    calls = list(calls_of(noun))
+    for call in calls:
+        counts["calls"] += 1
+        names.add(call.name)
+        if call.name not in tools:
+            counts["unlisted_calls"] += 1
+        elif not refers(call.arguments):
+            wrong = known_problem(tools[call.name].parameters) or check_call(call, tools[call.name])
+            counts["bad_arguments"] += bool(wrong)
+    counts["no_call" if not calls else "single_call" if len(calls) == 1 else "several_calls"] += 1
+    if isinstance(noun, Task):
+        return
+    messages = noun.messages if isinstance(noun, Dialog) else noun.chosen
+    counts["turns"] += len(messages)
+    counts["parallel"] += any(len(m.tool_calls) > 1 for m in messages)
+    wrong = [index for index, m in enumerate(messages) if failed(m)]
+    counts["failure"] += bool(wrong)
+    counts["retry"] += bool(wrong) and any(m.tool_calls for m in messages[wrong[0] :])
+
+
+def failed(message: Message) -> bool:
+    """Does a tool's answer say that the call failed?"""
+    text = message.content.lstrip()
+    if message.role != "tool" or not text.startswith("{"):
+        return message.role == "tool" and text.lower().startswith(("error", "traceback"))
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    status = str(value.get("status", "")).lower()
+    wrong = value.get("error") or value.get("exception") or status in ("error", "failed", "failure")
+    return bool(wrong) or value.get("success") is False
+
+
+def is_described(tool: ToolSpec) -> bool:
+    """Clear enough to choose by: a description of the tool and of each parameter."""
+    fields = tool.parameters.get("properties", {})
+    fields = fields.values() if isinstance(fields, dict) else [None]
+    told = all(isinstance(f, dict) and (f.get("description") or "enum" in f) for f in fields)
+    return len(tool.description.split()) >= 3 and told

@@ -10,11 +10,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from sharpen.data.check import structure
 from sharpen.data.importers import Importer, Noun, find, load
@@ -30,20 +29,14 @@ OF_TASKS = WANTED | {"instruction": str, "kind": str, "difficulty": str, "gold":
 SHAPE_ERRORS = (KeyError, TypeError, AttributeError, ValueError, IndexError, RecursionError)
 
 
-@dataclass(slots=True)
+@dataclass
 class ImportReport:
     format: str
     read: int = 0
     kept: int = 0
+    quarantined: int = 0
+    rows: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def rows(self) -> int:
-        return self.kept  # one record, one row
-
-    @property
-    def quarantined(self) -> int:
-        return self.read - self.kept
 
 
 def import_file(
@@ -55,34 +48,34 @@ def import_file(
         raise SharpenError(f"{out}: is a folder or the input; name another output file")
     importer = find(path) if name == "auto" else load(name)
     try:
-        side = importer.side(path)
+        side = (importer.side(path),) if importer.side else ()
     except SHAPE_ERRORS as error:
         raise SharpenError(f"{path}: a file beside it is not {name}'s: {fault(error)}") from None
     report = ImportReport(importer.name)
-    with ExitStack() as files:
-        output = files.enter_context(atomic_write(out))
-        bad = Quarantine(out, files)
-        for record in islice(importer.read(path), limit):
-            report.read += 1
+    with atomic_write(out) as good, atomic_write(quarantine_of(out)) as bad:
+        for report.read, record in enumerate(islice(importer.read(path), limit), 1):
             try:
-                output.write(converted(importer, record, side))
-                report.kept += 1
+                good.write(converted(importer, record, side))
             except RowError as error:
                 report.reasons[reason_kind(error.reason)] += 1
-                bad.add(record.where, error.reason, record.raw or record.value)
+                bad.write(kept_apart(record, error.reason))
         if not report.read:
             raise SharpenError(f"{path}: no record in it")
-    bad.finish()
+    report.quarantined = report.reasons.total()
+    report.kept = report.rows = report.read - report.quarantined
+    if not report.quarantined:
+        quarantine_of(out).unlink()
     return report
 
 
-def converted(importer: Importer, record: Record, side: Any) -> bytes:
+def converted(importer: Importer, record: Record, side: tuple[Any, ...]) -> bytes:
     """A record's row as a JSONL line, or a RowError. Whatever a foreign record lacks or has in the
     wrong shape is a fault of the record, so those exceptions become the reason."""
     if record.problem:
         raise RowError(record.where, record.problem)
     try:
-        noun = importer.convert(record.value, record.where, side)
+        place = (record.where,) if importer.placed else ()
+        noun = importer.convert(record.value, *place, *side)
         if isinstance(noun, Task) and not noun.id:  # it is called after its place
             place = re.sub(r"\W+", "-", record.where.rsplit(":", 1)[-1])
             noun = replace(noun, id=f"{importer.name}-{place}")
@@ -121,25 +114,18 @@ def reason_kind(reason: str) -> str:
     return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", reason)[:120]
 
 
-class Quarantine:
-    """The file beside an output that holds what was wrong; it exists only when something was."""
+def quarantine_of(path: Path) -> Path:
+    """The file beside `path` that holds what was wrong; it is there only when something was."""
+    return path.with_suffix(".quarantine.jsonl")
 
-    def __init__(self, out: Path, files: ExitStack):
-        self.path, self.files = out.with_suffix(".quarantine.jsonl"), files
-        self.file: IO[bytes] | None = None
 
-    def add(self, where: str, reason: str, raw: Any) -> None:
-        if self.file is None:
-            self.file = self.files.enter_context(atomic_write(self.path))
-        if isinstance(raw, bytes):
-            raw = raw.decode("utf-8", "replace")
-        try:
-            text = raw if isinstance(raw, str) else json.dumps(raw, ensure_ascii=False)
-        except RecursionError:
-            text = ""  # deeper than anything can write; `where` still finds it
-        line = json.dumps({"where": where, "reason": reason, "raw": text})
-        self.file.write(line.encode("utf-8") + b"\n")
-
-    def finish(self) -> None:
-        if self.file is None:
-            self.path.unlink(missing_ok=True)  # an older run's, which speaks of other rows
+def kept_apart(record: Record, reason: str) -> bytes:
+    """A line of the quarantine."""
+    raw = record.raw or record.value
+    if isinstance(raw, bytes):
+        raw = raw.decode("utf-8", "replace")
+    try:
+        text = raw if isinstance(raw, str) else json.dumps(raw, ensure_ascii=False)
+    except RecursionError:
+        text = ""  # deeper than anything can write; `where` still finds it
+    return json.dumps({"where": record.where, "reason": reason, "raw": text}).encode() + b"\n"

@@ -1,5 +1,5 @@
-"""Which call a request needs: BFCL, Seal-Tools, NESTFUL, MetaTool, ToolBench, ToolAlpaca, Gorilla
-and LiveMCPBench.
+"""Which tools a request needs, and in which order: BFCL, Seal-Tools, NESTFUL, MetaTool, ToolBench,
+ToolAlpaca, Gorilla, LiveMCPBench, and the plans of WorFBench, TaskBench and UltraTool.
 
 Gold calls may refer to earlier results (`API_call_0`, `$var1.field$`); such arguments stay as they
 are. Catalogues and answers stand in files beside the rows. Gorilla's `api/` files and ToolAlpaca's
@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from sharpen.data.importers import Noun, has, importer, shapes
-from sharpen.data.importers.chat import message, messages
+from sharpen.data.importers.chat import said
+from sharpen.data.importers.shapes import Tools, gold_calls, require, tools_from
 from sharpen.data.reading import below, read_file, within
-from sharpen.records import read_json
-from sharpen.types import Dialog, Json, Message, RowError, SharpenError, Task, ToolSpec
+from sharpen.types import Dialog, Json, Message, SharpenError, Task, ToolSpec
 
 ALPACA_FIELDS = re.compile(r"\s*Parameters: (\{.*?\})\s*(?:\nOutput:|$)", re.S)
 GORILLA_REQUEST = re.compile(
@@ -25,85 +26,70 @@ GORILLA_REQUEST = re.compile(
     re.S,
 )
 MCP_TOOL = re.compile(r"^\s*\d+\.\s*(\S+)", re.M)
+PLAN_NODE = re.compile(r"^(\d+)[:.] ?(.*)$", re.M)
+PLAN_EDGE = re.compile(r"\((START|\d+), ?(END|\d+)\)", re.I)
+PLAN_TOOLS = re.compile(r"The api list you can use: (\[.*\])", re.S)
 
 
 def bfcl_answers(path: Path) -> Json:
     """Every answer of the `possible_answer` folder near the questions, by id."""
-    places = [path if path.is_dir() else path.parent, path.parent, *path.resolve().parents[1:2]]
-    folder = next((p / "possible_answer" for p in places if (p / "possible_answer").is_dir()), None)
-    if folder is None:
-        return {}
-    found = {}
-    for file in sorted(folder.glob("*.json")) if path.is_dir() else [folder / path.name]:
-        for record in read_file(file) if file.is_file() else ():
-            if record.problem:
-                raise SharpenError(f"{record.where}: {record.problem}")
-            found[record.value["id"]] = record.value["ground_truth"]
+    home, found = (path if path.is_dir() else path.parent).resolve(), {}
+    for folder in (home / "possible_answer", home.parent / "possible_answer"):
+        for file in sorted(folder.glob("*.json" if path.is_dir() else path.name)):
+            for record in read_file(file):
+                if record.problem:
+                    raise SharpenError(f"{record.where}: {record.problem}")
+                found[record.value["id"]] = record.value["ground_truth"]
     return found
 
 
-def bfcl_gold(row: Json, where: str, truth: Any) -> tuple[str, Json]:
+def bfcl_gold(row: Json, answers: Json) -> tuple[str, Json]:
     """An irrelevance row has no answer file: its gold is no call at all. REST rows have an example
     response instead of a call, multi-turn rows one list of calls for each turn."""
-    if truth is None:
-        if "irrelevance" in row["id"]:
-            return "calls", {"calls": []}
-        if "relevance" in row["id"]:
-            return "timing", {"decision": "call"}
-        raise RowError(where, f"no answer for {row['id']} in possible_answer/")
+    if row["id"] not in answers:
+        require("relevance" in row["id"], f"no answer for {row['id']} in possible_answer/")
+        none, some = ("calls", {"calls": []}), ("timing", {"decision": "call"})
+        return none if "irrelevance" in row["id"] else some
+    truth = answers[row["id"]]
     if isinstance(truth, str):
         return "rest", {"response": shapes.literal(truth)}
     if "involved_classes" in row:
-        turns = [shapes.calls_to_gold(shapes.python_call(c, where) for c in turn) for turn in truth]
-        return "multi_turn", {"turns": turns}
-    if all(isinstance(c, str) for c in truth):
-        return "calls", {"calls": shapes.calls_to_gold(shapes.python_call(c, where) for c in truth)}
+        return "multi_turn", {"turns": [gold_calls(turn) for turn in truth]}
+    if all(isinstance(call, str) for call in truth):
+        return "calls", {"calls": gold_calls(truth)}
     calls = [{"name": n, "arguments": a} for call in truth for n, a in call.items()]
     return "calls", {"calls": calls, "match": "allowed"}
 
 
 @importer(lambda row: row["id"] and isinstance(row["question"], list), below("^BFCL"), bfcl_answers)
-def bfcl(row: Json, where: str, answers: Json) -> Task:
+def bfcl(row: Json, answers: Json) -> Task:
     turns = row["question"] if isinstance(row["question"][0], list) else [row["question"]]
-    kind, gold = bfcl_gold(row, where, answers.get(row["id"]))
-    *context, request = messages(turns[0])
-    if request.role != "user":
-        raise RowError(where, "the question does not end with the user")
+    kind, gold = bfcl_gold(row, answers)
+    *context, request = said(turns[0])
+    require(request.role == "user", "the question does not end with the user")
     metadata = shapes.rest(row, "id", "question", "function")
     metadata |= {"turns": turns[1:]} if len(turns) > 1 else {}
     metadata |= {"category": row["id"].rsplit("_", 1)[0]}
-    tools = shapes.tools_from(row.get("function"))
+    tools = tools_from(row.get("function"))
     return Task(row["id"], request.content, tools, gold, kind, "", tuple(context), metadata)
 
 
-def seal_tools(path: Path) -> shapes.Tools:
-    rows = [record.value for record in read_file(shapes.beside(path, "tool.jsonl"))]
-    named = [r | {"name": r["api_name"], "description": r["api_description"]} for r in rows]
-    return {tool["name"]: shapes.tool_from(tool) for tool in named}
-
-
-@importer(has("query", "calling"), below("dev|test|train"), seal_tools)
-def sealtools(row: Json, where: str, tools: shapes.Tools) -> Task:
-    calls = [
-        {"name": c["api"], "arguments": c["parameters"], "responses": c.get("responses", [])}
-        for c in row["calling"]
-    ]
-    names = [call["name"] for call in calls]
-    shapes.require(names, tools, "tool.jsonl")
+@importer(has("query calling"), below("dev|test|train"), shapes.catalogue("tool.jsonl"))
+def sealtools(row: Json, tools: Tools) -> Task:
+    made = [(c["api"], c["parameters"], c.get("responses", [])) for c in row["calling"]]
+    calls = [{"name": name, "arguments": given, "responses": out} for name, given, out in made]
+    right = shapes.listed((call["name"] for call in calls), tools, "tool.jsonl")
     levels = {"easy": "easy", "difficult": "hard"}
     level = next((levels[word] for word in levels if word in row["id"]), "")
-    listed = shapes.candidates(names, tools, row["id"])
-    return Task(row["id"], row["query"], listed, {"calls": calls}, "calls", level)
+    offered = shapes.candidates(right, tools, row["id"])
+    return Task(row["id"], row["query"], offered, {"calls": calls}, "calls", level)
 
 
 def nestful_tools(path: Path) -> dict[str, list[ToolSpec]]:
     """By name; the specification file lists some names more than once."""
     found = defaultdict(list)
-    name = path.name.replace("-data", "-spec")
-    for record in read_file(shapes.beside(path, name, "non-executable-glaive-spec.json")):
-        row = record.value
-        fields = row.get("query_parameters") or row.get("parameters")
-        tool = ToolSpec(row["name"], row["description"], shapes.parameters(fields))
+    places = (path.name.replace("-data", "-spec"), "non-executable-glaive-spec.json")
+    for tool in shapes.read_tools(path, *places):
         found[tool.name].append(tool)
     return dict(found)
 
@@ -114,41 +100,33 @@ def best(options: list[ToolSpec], arguments: Json) -> ToolSpec:
 
 
 @importer(lambda row: row["input"] and row["output"][0]["name"], below("data"), nestful_tools)
-def nestful(row: Json, where: str, known: dict[str, list[ToolSpec]]) -> Task:
+def nestful(row: Json, known: dict[str, list[ToolSpec]]) -> Task:
     """The final `var_result` is the gold's `result`. About six in a hundred visible rows call a
     function that is not listed; `data check` names them."""
     calls = [call for call in row["output"] if call["name"] != "var_result"]
     result = next((c["arguments"] for c in row["output"] if c["name"] == "var_result"), None)
-    tools = {name: options[0] for name, options in known.items()}
-    for call in calls:
-        if call["name"] in known:
-            tools[call["name"]] = best(known[call["name"]], call["arguments"])
-    chosen = shapes.candidates([call["name"] for call in calls], tools, row["input"])
-    return Task("", row["input"], chosen, {"calls": calls, "result": result}, "calls")
+    listed = [call for call in calls if call["name"] in known]
+    right = {call["name"]: best(known[call["name"]], call["arguments"]) for call in listed}
+    tools = {name: options[0] for name, options in known.items()} | right
+    offered = shapes.candidates(right.values(), tools, row["input"])
+    return Task("", row["input"], offered, {"calls": calls, "result": result}, "calls")
 
 
-def metatool_tools(path: Path) -> shapes.Tools:
-    described = read_json(shapes.beside(path, "plugin_des.json"))
-    return {name: ToolSpec(name, text) for name, text in described.items()}
+@importer(has("Query Tool"), below("query|clean"), shapes.catalogue("plugin_des.json"))
+def metatool(row: Json, tools: Tools) -> Task:
+    right = shapes.listed([row["Tool"]], tools, "plugin_des.json")
+    offered = shapes.candidates(right, tools, row["Query"])
+    return Task("", row["Query"], offered, {"tools": [row["Tool"]]}, "selection")
 
 
-@importer(has("Query", "Tool"), below("query|clean"), metatool_tools)
-def metatool(row: Json, where: str, tools: shapes.Tools) -> Task:
-    shapes.require([row["Tool"]], tools, "plugin_des.json")
-    listed = shapes.candidates([row["Tool"]], tools, row["Query"])
-    return Task("", row["Query"], listed, {"tools": [row["Tool"]]}, "selection")
-
-
-@importer(has("answer_generation", "tree"), below(r"^\d+_.*\.json"))
-def toolbench(tree: Json, where: str, side: None) -> Dialog:
+@importer(has("answer_generation tree"), below(r"^\d+_.*\.json"), placed=True)
+def toolbench(tree: Json, where: str) -> Dialog:
     """A tree without `train_messages` (13% of the visible ones) found no path that counts."""
     found = tree["answer_generation"]
-    if not found.get("train_messages"):
-        raise RowError(where, "the search found no valid path")
-    turns = tuple(message(m) for m in found["train_messages"][-1])
-    stem = Path(where.rsplit(":", 1)[0]).stem
+    require(found.get("train_messages"), "the search found no valid path")
+    turns, tools = said(found["train_messages"][-1]), tools_from(found["function"])
     metadata = {"win": tree["win"], "finish_type": found["finish_type"], "query": found["query"]}
-    return Dialog(turns, shapes.tools_from(found["function"]), id=stem, metadata=metadata)
+    return Dialog(turns, tools, id=Path(where.rsplit(":", 1)[0]).stem, metadata=metadata)
 
 
 def api_name(tool: str, api: str) -> str:
@@ -165,8 +143,8 @@ def toolbench_tool(api: Json) -> ToolSpec:
     return ToolSpec(api_name(api["tool_name"], api["api_name"]), text, shape)
 
 
-@importer(has("query", "query_id"))
-def toolbench_queries(row: Json, where: str, side: None) -> Task:
+@importer(has("query query_id"))
+def toolbench_queries(row: Json) -> Task:
     tools = tuple(toolbench_tool(api) for api in row.get("api_list") or [])
     right = [api_name(*pair) for pair in row.get("relevant APIs") or []]
     kind, gold = ("selection", {"tools": right}) if right else ("open", {})  # a demo query has none
@@ -175,10 +153,10 @@ def toolbench_queries(row: Json, where: str, side: None) -> Task:
 
 def alpaca_cases(api: Json) -> list[Json]:
     """Runs with intermediate steps, and instructions with golden answers."""
-    if "Function_Description" not in api:
-        raise KeyError("Function_Description")
+    described = api["Function_Description"]
     golden = zip(api.get("Instructions") or [], api.get("Golden_Answers") or [], strict=False)
-    return [{"api": api, "case": case} for case in (*(api.get("Instances") or []), *golden)]
+    cases = (*(api.get("Instances") or []), *golden)
+    return [{"api": api, "described": described, "case": case} for case in cases]
 
 
 def alpaca_tool(name: str, text: str) -> ToolSpec:
@@ -187,17 +165,16 @@ def alpaca_tool(name: str, text: str) -> ToolSpec:
     return ToolSpec(name, text.split("\nParameters:")[0].strip(), shapes.parameters(fields))
 
 
-@importer(has("api", "case"), within(alpaca_cases))
-def toolalpaca(value: Json, where: str, side: None) -> Noun:
-    api, case = value["api"], value["case"]
-    described = api["Function_Description"].items()
+@importer(has("api case"), within(alpaca_cases), placed=True)
+def toolalpaca(row: Json, where: str) -> Noun:
+    api, case, described = row["api"], row["case"], row["described"].items()
     tools = tuple(alpaca_tool(name, text) for name, text in described if name != "components")
     metadata = {"api": api["Name"], "category": api.get("Category", "")}
     row_id = f"{api['Name']}-{where.rsplit('#', 1)[1]}"
     if not isinstance(case, dict):
         request, answers = case
         steps = [{"name": a["Action"], "arguments": a["Action_Input"]} for a in answers]
-        gold = {"calls": shapes.calls_to_gold(map(shapes.call_from, steps))}
+        gold = {"calls": gold_calls(steps)}
         return Task(row_id, request, tools, gold, "calls", metadata=metadata)
     turns = [Message("user", case["input"])]
     for (name, given, log), observation in case["intermediate_steps"]:
@@ -208,23 +185,76 @@ def toolalpaca(value: Json, where: str, side: None) -> Noun:
     return Dialog(tuple(turns), tools, id=row_id, metadata=metadata)
 
 
-@importer(has("code", "api_call", "api_data"))
-def gorilla(row: Json, where: str, side: None) -> Task:
-    match = GORILLA_REQUEST.search(row["code"])
-    if match is None:
-        raise RowError(where, "code: no instruction in it")
+@importer(has("code api_call api_data"))
+def gorilla(row: Json) -> Task:
+    requests = GORILLA_REQUEST.findall(row["code"])
+    require(requests, "code: no instruction in it")
     gold = {"call": row["api_call"], "api": row["api_data"]["api_name"]}
     metadata = {"provider": row["provider"], "api": row["api_data"]}
-    return Task("", match[1].strip().strip("'\""), (), gold, "api_call", metadata=metadata)
+    return Task("", requests[0].strip().strip("'\""), (), gold, "api_call", metadata=metadata)
 
 
-@importer(has("Question", "Annotator Metadata"))
-def livemcp(row: Json, where: str, side: None) -> Noun:
+@importer(lambda row: {"Question", "Annotator Metadata"} <= set(row))
+def livemcp(row: Json) -> Noun:
     """Rows that also hold a run (`messages`) become dialogs with `metadata.task_success`."""
     notes = row["Annotator Metadata"]
     metadata = {"category": row["category"], "steps": notes["Steps"]}
     if "messages" in row:
         metadata |= {"task_success": row.get("task_success")}
-        return Dialog(messages(row["messages"]), id=row["task_id"], metadata=metadata)
+        return Dialog(said(row["messages"]), id=row["task_id"], metadata=metadata)
     gold = {"answers": [row["answers"]], "tools": MCP_TOOL.findall(notes["Tools"])}
     return Task(row["task_id"], row["Question"], (), gold, "mcp", metadata=metadata)
+
+
+def plan(text: str) -> Json:
+    """`Node:` and `Edge:` text. START and END are left out: they are the nodes that nothing
+    precedes or follows."""
+    head, _, tail = text.partition("\nEdge")
+    nodes = {number: task.strip() for number, task in PLAN_NODE.findall(head)}
+    found = PLAN_EDGE.findall(tail or text)
+    require(nodes and found, "no graph in the answer")
+    edges = [(a, b) for a, b in found if a.isdigit() and b.isdigit()]
+    for number in (number for edge in edges for number in edge):
+        require(number in nodes, f"an edge names node {number}, which is not there")
+    return {
+        "nodes": [{"id": number, "task": task} for number, task in nodes.items()],
+        "edges": [list(edge) for edge in dict.fromkeys(edges)],
+    }
+
+
+@importer(lambda row: "content" in row["conversations"][0] and row["target"] == "graph")
+def worfbench(row: Json) -> Task:
+    *context, request, answer = said(row["conversations"])
+    match, gold = PLAN_TOOLS.search(request.content), plan(answer.content)
+    tools, source = tools_from(match and match[1]), {"source": row["source"]}
+    return Task(row["id"], request.content, tools, gold, "planning", "", tuple(context), source)
+
+
+def part(row: Json, name: str) -> Any:
+    """`task_…` or `tool_…`, as a list or as its JSON text."""
+    value = row.get(f"task_{name}", row.get(f"tool_{name}", []))
+    return shapes.literal(value) if isinstance(value, str) else value
+
+
+TASKBENCH_TOOLS = shapes.catalogue("tool_desc.json", "data/ultratool/tool_desc.json")
+
+
+@importer(has("task_nodes|tool_nodes"), below(r"jsonl?$"), TASKBENCH_TOOLS)
+def taskbench(row: Json, tools: Tools) -> Task:
+    nodes, names = part(row, "nodes"), [node["task"] for node in part(row, "nodes")]
+    right = shapes.listed(names, tools, "tool_desc.json")
+    links = [(link["source"], link["target"]) for link in part(row, "links")]
+    edges = [[str(names.index(name) + 1) for name in link] for link in links]
+    if links == list(pairwise(names)):  # a chain, which may use a tool twice
+        edges = [[str(i), str(i + 1)] for i in range(1, len(names))]
+    steps = []
+    for number, node in enumerate(nodes, 1):
+        given = {"arguments": node["arguments"]} if node.get("arguments") else {}
+        steps.append({"id": str(number), "tool": node["task"], **given})
+    request = (row.get("user_request") or row["instruction"]).strip()
+    offered, gold = (
+        shapes.candidates(right, tools, str(row["id"])),
+        {"nodes": steps, "edges": edges},
+    )
+    metadata = {"steps": part(row, "steps"), "type": row.get("type", "")}
+    return Task(str(row["id"]), request, offered, gold, "planning", metadata=metadata)

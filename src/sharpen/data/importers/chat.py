@@ -1,4 +1,5 @@
-"""Chat rows: OpenAI and Hugging Face messages, ShareGPT, Alpaca, Hermes and Glaive.
+"""Chat rows and preferences: OpenAI and Hugging Face messages, ShareGPT, Alpaca, Hermes, Glaive,
+TRL pairs, KTO verdicts and Themis (TARA) pairs.
 
 `openai` also reads the older `functions` and LLaMA-Factory's v1 rows, whose content is a list of
 parts. A `chosen` beside a `rejected` makes a pair of a ShareGPT or Alpaca row.
@@ -11,8 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from sharpen.data.importers import Noun, has, importer
-from sharpen.data.importers.shapes import as_text, call_from, joined, literal, rest, tools_from
+from sharpen.data.importers import Noun, has, importer, shapes
+from sharpen.data.importers.shapes import require
 from sharpen.types import Dialog, Json, Message, Preference, RowError, ToolCall, ToolSpec
 
 SPEAKERS = {
@@ -29,12 +30,16 @@ HERMES_RESULT = re.compile(r"<tool_response>(.*?)</tool_response>", re.S)
 GLAIVE_TURN = re.compile(r"^\s*(USER|ASSISTANT|FUNCTION RESPONSE): ?", re.M)
 GLAIVE_CALL = re.compile(r"<functioncall>\s*(.*)", re.S)
 GLAIVE_ARGUMENTS = re.compile(r"""("arguments":\s*)'(.*)'(\s*\})""", re.S)
+PAIRS = (("chosen", "rejected"), ("chosen_messages", "rejected_messages"))
+SCORES = {"chosen_score": "score_chosen", "rejected_score": "score_rejected"}
 
 
-def messages(value: Any) -> tuple[Message, ...]:
-    if not isinstance(value, list) or not value:
-        raise RowError("", "no messages")
-    return tuple(message(m) for m in value)
+def said(value: Any, role: Any = None) -> tuple[Message, ...]:
+    """A list of messages, one of them, or a text by `role`."""
+    if role and isinstance(value, str):
+        return (Message(role, value),)
+    require(value and isinstance(value, (list, dict)), "no messages")
+    return tuple(message(m) for m in ([value] if isinstance(value, dict) else value))
 
 
 def message(value: Json) -> Message:
@@ -45,15 +50,15 @@ def message(value: Json) -> Message:
         raise RowError("", f"unknown role {speaker!r}")
     content, calls = content_of(value.get("content", value.get("value")))
     if role == "call":
-        found = literal(content)
-        calls = [call_from(call) for call in (found if isinstance(found, list) else [found])]
+        found = shapes.literal(content)
+        calls = [shapes.call_from(call) for call in (found if isinstance(found, list) else [found])]
         return Message("assistant", "", tuple(calls))
     if role == "tool":
         names = (value.get(key) or "" for key in ("name", "tool_call_id"))
         return Message("tool", content, (), (), *names)
-    calls += [call_from(call) for call in value.get("tool_calls") or []]
+    calls += [shapes.call_from(call) for call in value.get("tool_calls") or []]
     if value.get("function_call"):
-        calls.append(call_from(value["function_call"]))
+        calls.append(shapes.call_from(value["function_call"]))
     return Message(role, content, tuple(calls))
 
 
@@ -63,22 +68,20 @@ def content_of(value: Any) -> tuple[str, list[ToolCall]]:
         return value or "", []
     text, calls = "", []
     for part in value:
-        body = part.get("text", part.get("value"))
-        if part.get("type") == "tool_call":
-            calls.append(call_from(body))
-        elif not isinstance(body, str):
-            raise RowError("", f"content part {part.get('type')!r} is not text")
-        else:
-            reasoning = part.get("type") == "reasoning"
-            text += f"<think>\n{body}\n</think>\n\n" if reasoning else body
+        body, kind = part.get("text", part.get("value")), part.get("type")
+        if kind == "tool_call":
+            calls.append(shapes.call_from(body))
+            continue
+        require(isinstance(body, str), f"content part {kind!r} is not text")
+        text += f"<think>\n{body}\n</think>\n\n" if kind == "reasoning" else body
     return text, calls
 
 
 def fields(row: Json, *known: str) -> Json:
     """What any chat row may have: tools, an id, and as metadata whatever has no other place."""
-    metadata = rest(row, "tools", "functions", "id", "metadata", *known)
+    metadata = shapes.rest(row, "tools", "functions", "id", "metadata", *known)
     return {
-        "tools": tools_from(row.get("tools") or row.get("functions")),
+        "tools": shapes.tools_from(row.get("tools") or row.get("functions")),
         "id": str(row.get("id") or ""),
         "metadata": (row.get("metadata") or {}) | metadata,
     }
@@ -90,24 +93,27 @@ def is_openai(row: Json) -> bool:
 
 
 @importer(is_openai)
-def openai(row: Json, where: str, side: None) -> Dialog:
+def openai(row: Json) -> Dialog:
     common, kind = fields(row, "messages", "task_type"), row.get("task_type") or ""
-    return Dialog(messages(row["messages"]), task_type=kind, **common)
+    return Dialog(said(row["messages"]), task_type=kind, **common)
+
+
+def pair_or_dialog(row: Json, prompt: tuple[Message, ...], answer: Any, *known: str) -> Noun:
+    common = fields(row, "system", *PAIRS[0], *known)
+    if "chosen" in row:
+        chosen, rejected = (said(row[key], "assistant") for key in PAIRS[0])
+        return Preference(prompt, chosen, rejected, **common)
+    return Dialog(prompt + answer, **common)
 
 
 @importer(lambda row: "value" in row["conversations"][0] and not is_hermes(row))
-def sharegpt(row: Json, where: str, side: None) -> Noun:
-    turns = row["conversations"]
-    for turn in turns:
-        if not isinstance(turn.get("value", turn.get("content")), str):
-            raise RowError(where, f"turn of {turn.get('from')!r} without text")
+def sharegpt(row: Json) -> Noun:
+    for turn in row["conversations"]:
+        text = turn.get("value", turn.get("content"))
+        require(isinstance(text, str), f"turn of {turn.get('from')!r} without text")
     first = [Message("system", row["system"])] if row.get("system") else []
-    prompt = joined((*first, *map(message, turns)))
-    common = fields(row, "conversations", "system", "chosen", "rejected")
-    if "chosen" in row:
-        chosen, rejected = ((message(row[key]),) for key in ("chosen", "rejected"))
-        return Preference(prompt, chosen, rejected, **common)
-    return Dialog(prompt, **common)
+    prompt = shapes.joined((*first, *map(message, row["conversations"])))
+    return pair_or_dialog(row, prompt, (), "conversations")
 
 
 def is_alpaca(row: Json) -> bool:
@@ -116,17 +122,15 @@ def is_alpaca(row: Json) -> bool:
 
 
 @importer(is_alpaca)
-def alpaca(row: Json, where: str, side: None) -> Noun:
+def alpaca(row: Json) -> Noun:
     prompt = [Message("system", row["system"])] if row.get("system") else []
-    for said, answered in row.get("history") or []:
-        prompt += [Message("user", said), Message("assistant", answered)]
+    for request, answered in row.get("history") or []:
+        prompt += [Message("user", request), Message("assistant", answered)]
     request = "\n\n".join(t for t in (row["instruction"], row.get("input")) if t)
     prompt.append(Message("user", request))
-    known = ("instruction", "input", "output", "system", "history", "chosen", "rejected")
-    if "chosen" in row:
-        chosen, rejected = ((Message("assistant", row[key]),) for key in ("chosen", "rejected"))
-        return Preference(tuple(prompt), chosen, rejected, **fields(row, *known))
-    return Dialog((*prompt, Message("assistant", row["output"])), **fields(row, *known))
+    answer = (Message("assistant", row["output"]),) if "chosen" not in row else ()
+    known = ("instruction", "input", "output", "history")
+    return pair_or_dialog(row, tuple(prompt), answer, *known)
 
 
 def is_hermes(row: Json) -> bool:
@@ -135,29 +139,24 @@ def is_hermes(row: Json) -> bool:
 
 
 @importer(is_hermes)
-def hermes(row: Json, where: str, side: None) -> Dialog:
+def hermes(row: Json) -> Dialog:
     """Tools, calls and results are text between tags."""
     common = fields(row, "conversations", "messages")
-    tools, said = common["tools"], []
+    turns: list[Message] = []
     pending: list[ToolCall] = []
-    for turn in row.get("conversations") or row["messages"]:
-        role: Any = ROLES.get(turn.get("from") or turn.get("role"))
-        text = turn.get("value", turn.get("content"))
-        if role in (None, "call"):
-            raise RowError(where, f"unknown speaker {turn.get('from') or turn.get('role')!r}")
-        if role == "tool" or (role == "user" and "<tool_response>" in text):
-            said += hermes_results(text, pending)
-        elif role == "assistant":
-            pending = [call_from(body.strip()) for body in HERMES_CALL.findall(text)]
+    for turn in said(row.get("conversations") or row["messages"]):
+        text = turn.content
+        if turn.role == "tool" or (turn.role == "user" and "<tool_response>" in text):
+            turns += hermes_results(text, pending)
+        elif turn.role == "assistant":
+            pending = [shapes.call_from(body.strip()) for body in HERMES_CALL.findall(text)]
             text = HERMES_CALL.sub("", text)
-            if "<tool_call>" in text:
-                raise RowError(where, "a <tool_call> is not closed")
-            said.append(Message("assistant", text.strip(), tuple(pending)))
+            require("<tool_call>" not in text, "a <tool_call> is not closed")
+            turns.append(Message("assistant", text.strip(), tuple(pending)))
         else:
-            tools = tools or (hermes_tools(text) if role == "system" else ())
-            said.append(Message(role, text))
-    common["tools"] = tools
-    return Dialog(tuple(said), **common)
+            common["tools"] = common["tools"] or hermes_tools(text if turn.role == "system" else "")
+            turns.append(turn)
+    return Dialog(tuple(turns), **common)
 
 
 def hermes_tools(text: str) -> tuple[ToolSpec, ...]:
@@ -166,10 +165,11 @@ def hermes_tools(text: str) -> tuple[ToolSpec, ...]:
     if not blocks:
         return ()
     try:
-        found = literal(blocks[-1])
+        return shapes.tools_from(shapes.literal(blocks[-1]))
     except ValueError:
-        found = [line for line in blocks[-1].splitlines() if line.strip()]
-    return tools_from(found)
+        return shapes.tools_from(
+            [shapes.literal(line) for line in blocks[-1].splitlines() if line.strip()]
+        )
 
 
 def hermes_results(text: str, pending: list[ToolCall]) -> Iterator[Message]:
@@ -180,28 +180,28 @@ def hermes_results(text: str, pending: list[ToolCall]) -> Iterator[Message]:
         except (ValueError, RecursionError):
             value = body.strip()
         name = pending.pop(0).name if pending else ""
-        if isinstance(value, dict) and {"name", "content"} <= set(value):
+        if has("name content")(value):
             name, value = str(value["name"]), value["content"]
-        yield Message("tool", as_text(value), name=name)
+        yield Message("tool", shapes.as_text(value), name=name)
 
 
-@importer(has("system", "chat"))
-def glaive(row: Json, where: str, side: None) -> Dialog:
+@importer(has("system chat"))
+def glaive(row: Json) -> Dialog:
     """One `chat` text of turns with `<functioncall>` inside, function JSON in the `system` text."""
-    said, name = [], ""
+    turns, name = [], ""
     _, *parts = GLAIVE_TURN.split(row["chat"])
     for speaker, body in zip(parts[::2], parts[1::2], strict=True):
         text = body.replace("<|endoftext|>", "").strip()
         if speaker == "FUNCTION RESPONSE":
-            said.append(Message("tool", text, name=name))
+            turns.append(Message("tool", text, name=name))
         elif speaker == "ASSISTANT" and (match := GLAIVE_CALL.search(text)):
             # the arguments are JSON inside single quotes, so the whole is not JSON until unquoted
-            call = call_from(GLAIVE_ARGUMENTS.sub(r"\1\2\3", match[1].strip()))
-            said.append(Message("assistant", text[: match.start()].strip(), (call,)))
+            call = shapes.call_from(GLAIVE_ARGUMENTS.sub(r"\1\2\3", match[1].strip()))
+            turns.append(Message("assistant", text[: match.start()].strip(), (call,)))
             name = call.name
         else:
-            said.append(Message("user" if speaker == "USER" else "assistant", text))
-    return Dialog(joined(said), tools_from(list(objects_in(row["system"]))))
+            turns.append(Message("user" if speaker == "USER" else "assistant", text))
+    return Dialog(shapes.joined(turns), shapes.tools_from(list(objects_in(row["system"]))))
 
 
 def objects_in(text: str) -> Iterator[Any]:
@@ -211,3 +211,48 @@ def objects_in(text: str) -> Iterator[Any]:
         value, end = decoder.raw_decode(text, at)
         yield value
         at = text.find("{", end)
+
+
+def is_preference(row: Json) -> bool:
+    other = {"instruction", "conversations"}
+    return any(set(pair) <= set(row) for pair in PAIRS) and not other & set(row)
+
+
+@importer(is_preference)
+def preference(row: Json) -> Preference:
+    keys = next((pair for pair in PAIRS if pair[0] in row), PAIRS[0])
+    chosen, rejected = (said(row[key], "assistant") for key in keys)
+    prompt = said(row["prompt"], "user") if row.get("prompt") else ()
+    if not prompt:  # both sides hold the whole dialog: what they share is the prompt
+        both = list(zip(chosen, rejected, strict=False))
+        shared = next((i for i, (a, b) in enumerate(both) if a != b), len(both))
+        prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+    complete = prompt and chosen and rejected
+    require(complete, "chosen and rejected need a prompt and different continuations")
+    scores = {key: row.get(key, row.get(other)) for key, other in SCORES.items()}
+    common = fields(row, "prompt", *SCORES, *SCORES.values(), *PAIRS[0], *PAIRS[1])
+    return Preference(prompt, chosen, rejected, **scores, **common)
+
+
+@importer(lambda row: isinstance(row["label"], bool) and {"messages", "completion"} & set(row))
+def kto(row: Json) -> Dialog:
+    """An unpaired verdict is a dialog whose `metadata.label` says whether it is good."""
+    label = row["label"]
+    require(isinstance(label, bool), f"label: expected true or false, found {label!r}")
+    if "messages" in row:
+        turns = said(row["messages"])
+    else:
+        turns = said(row["prompt"], "user") + said(row["completion"], "assistant")
+    return Dialog(turns, **fields(row, "messages", "prompt", "completion"))
+
+
+@importer(has("pos_answer neg_answer"))
+def themis(row: Json) -> Preference:
+    """The tool traces that tell the two answers apart are metadata."""
+    sides = {"chosen": row["pos_answer"], "rejected": row["neg_answer"]}
+    kept = [(name, key) for name in sides for key in ("actions", "score_agent")]
+    traces: Json = {f"{name}_{key}": sides[name].get(key) for name, key in kept}
+    chosen, rejected = (said(side["answer"], "assistant") for side in sides.values())
+    good, bad = (float(side["score"]) for side in sides.values())
+    prompt = said(row["question"], "user")
+    return Preference(prompt, chosen, rejected, (), row["id"], good, bad, traces)

@@ -1,6 +1,9 @@
-"""Recorded dialogs with a service behind them: API-Bank, Schema-Guided Dialogue and STAR.
+"""Recorded dialogs with a service behind them: API-Bank, Schema-Guided Dialogue, STAR, tau-bench
+(tasks and runs), and logs of tool use as text (ReAct).
 
-The tools stand in files of their own: `all_apis.csv`, `schema.json` and `apis/`.
+The tools of the first three stand in files of their own: `all_apis.csv`, `schema.json`, `apis/`.
+tau-bench's tools belong to the environment and are in none of the files; a task's instruction is
+what the simulated user is told, not what it says, which `metadata.simulated_user` marks.
 """
 
 from __future__ import annotations
@@ -8,37 +11,32 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from sharpen.data.importers import has, importer, shapes
-from sharpen.data.reading import Record, below, data_files, read_file
+from sharpen.data.importers.chat import message, said
+from sharpen.data.importers.shapes import Tools, require
+from sharpen.data.reading import Record, below, data_files, read_file, read_records, within
 from sharpen.records import read_json
-from sharpen.types import Dialog, Json, Message, RowError, ToolCall, ToolSpec
+from sharpen.types import Dialog, Json, Message, Task, ToolCall, ToolSpec
 
 SIGNATURE = re.compile(r"(\w+): (\w+)")
 COMPARISON = re.compile(r"api\.(\w+)\((.*)\)$", re.S)
 OPERATOR = {"type": "object", "properties": {"op": {"type": "string"}, "value": {}}}
 OPERATOR |= {"required": ["op", "value"]}
+TOLD = ("reason_for_call", "known_info", "unknown_info", "task_instructions")
+POLICIES = ("policy.md", "policy.txt", "main_policy.md", "main_policy.txt")
+LABELS = "Question|ActionPath|Thought|Action Input|Action|Observation|Final Answer"
+STEP = re.compile(rf"^[ \t]*({LABELS})[ \t]*\d*[ \t]*:", re.M)
+QUESTION = re.compile(r"^[ \t]*Question[ \t]*:", re.M)
+BRACKETS = re.compile(r"([\w.-]+)\[(.*)\]\.?$", re.S)
+EXPLAINED = re.compile(r"^\(\d+\) (\w+)\[(\w+)\]: *(.*)$", re.M)
+ONE_OF = re.compile(r"one of \[([^\]]+)\]")
 
 
-def apibank_files(path: Path) -> Iterator[Record]:
-    """One record a file: the list of its turns."""
-    for file in data_files(path):
-        if path.is_dir() and file.suffix != ".jsonl":
-            continue
-        found = read_file(file)
-        first = next(found, Record("", problem="empty file"))
-        if not first.problem and not has("role")(first.value):
-            yield Record(first.where, problem="not a turn of an API-Bank dialog")
-            continue
-        turns = [first, *found]
-        problem = next((f"{r.where} {r.problem}".strip() for r in turns if r.problem), "")
-        raw = file.read_bytes() if problem else b""
-        yield Record(f"{file}:1", [r.value for r in turns], raw, problem)
-
-
-def apibank_tools(path: Path) -> shapes.Tools:
+def apibank_tools(path: Path) -> Tools:
     tools = {}
     for record in read_file(shapes.beside(path, "all_apis.csv", "data/all_apis.csv")):
         name, text = record.value["类名"], record.value["api_info"]
@@ -52,8 +50,26 @@ def apibank_tools(path: Path) -> shapes.Tools:
     return tools
 
 
-@importer(lambda turns: turns[0]["role"] in ("User", "AI"), apibank_files, apibank_tools)
-def apibank(turns: list[Json], where: str, tools: shapes.Tools) -> Dialog:
+def apibank_files(path: Path) -> Iterator[Record]:
+    """One record a file: the list of its turns."""
+    for file in data_files(path, r"\.jsonl$"):
+        found = read_file(file)
+        first = next(found, Record("", problem="empty file"))
+        if not first.problem and not has("role")(first.value):
+            yield Record(first.where, problem="not a turn of an API-Bank dialog")
+            continue
+        turns = [first, *found]
+        problem = next((f"{r.where} {r.problem}".strip() for r in turns if r.problem), "")
+        raw = file.read_bytes() if problem else b""
+        yield Record(f"{file}:1", [r.value for r in turns], raw, problem)
+
+
+def is_apibank(turns: list[Json]) -> bool:
+    return turns[0]["role"] in ("User", "AI")
+
+
+@importer(is_apibank, apibank_files, apibank_tools, placed=True)
+def apibank(turns: list[Json], where: str, tools: Tools) -> Dialog:
     messages, used = [], []
     for turn in turns:
         if turn["role"] in ("User", "AI"):
@@ -64,10 +80,9 @@ def apibank(turns: list[Json], where: str, tools: shapes.Tools) -> Dialog:
         failed = turn["result"].get("exception")
         answer = {"error": failed} if failed else turn["result"]["output"]
         messages += shapes.step(ToolCall(turn["api_name"], turn["param_dict"]), answer)
-    shapes.require(used, tools, "all_apis.csv")
     stem = Path(where.rsplit(":", 1)[0]).stem
     used += [name for name in stem.split("-") if name in tools]  # whose descriptions were given
-    listed = tuple(tools[name] for name in dict.fromkeys(used))
+    listed = shapes.listed(used, tools, "all_apis.csv")
     return Dialog(shapes.joined(messages), listed, id=stem)
 
 
@@ -91,8 +106,8 @@ def sgd_tool(service: Json, intent: Json) -> ToolSpec:
     return ToolSpec(f"{service['service_name']}_{intent['name']}", intent["description"], shape)
 
 
-@importer(has("dialogue_id", "turns", "services"), below("dialogues"), sgd_tools)
-def sgd(row: Json, where: str, known: dict[str, list[ToolSpec]]) -> Dialog:
+@importer(has("dialogue_id turns services"), below("dialogues"), sgd_tools)
+def sgd(row: Json, known: dict[str, list[ToolSpec]]) -> Dialog:
     """A frame's `service_call` and `service_results` are call and answer; a REQUEST act is a place
     where the assistant asks."""
     messages, asks = [], 0
@@ -104,13 +119,14 @@ def sgd(row: Json, where: str, known: dict[str, list[ToolSpec]]) -> Dialog:
                 made = ToolCall(f"{frame['service']}_{call['method']}", call["parameters"])
                 messages += shapes.step(made, frame["service_results"])
         messages.append(Message("user" if user else "assistant", turn["utterance"]))
-    shapes.require(row["services"], known, "schema.json")
-    tools = tuple(tool for service in row["services"] for tool in known[service])
+    tools = [
+        tool for tools in shapes.listed(row["services"], known, "schema.json") for tool in tools
+    ]
     metadata = {"services": row["services"], "requests": asks}
-    return Dialog(shapes.joined(messages), tools, id=row["dialogue_id"], metadata=metadata)
+    return Dialog(shapes.joined(messages), tuple(tools), id=row["dialogue_id"], metadata=metadata)
 
 
-def star_tools(path: Path) -> shapes.Tools:
+def star_tools(path: Path) -> Tools:
     folder = shapes.beside(path, "apis/apis", "apis")
     return {file.stem: star_tool(file.stem, read_json(file)) for file in folder.glob("*.json")}
 
@@ -140,8 +156,8 @@ def star_argument(text: Any, spec: ToolSpec, name: str) -> Any:
     return text if bare else shapes.literal(text)  # codes such as 0314 are written without quotes
 
 
-@importer(has("Events", "Scenario"), below("dialog"), star_tools)
-def star(row: Json, where: str, known: shapes.Tools) -> Dialog:
+@importer(has("Events Scenario"), below("dialog"), star_tools)
+def star(row: Json, known: Tools) -> Dialog:
     """The wizard's queries are the calls, the knowledge base's items the answers. Drafts and stage
     directions are left out, and so are dialogs (59 of 512) whose user left before any answer."""
     messages, names = [], [c["Task"] for c in row["Scenario"]["WizardCapabilities"]]
@@ -161,10 +177,146 @@ def star(row: Json, where: str, known: shapes.Tools) -> Dialog:
         elif did[0] == "KnowledgeBase":
             answer = {"item": event.get("Item"), "total": event["TotalItems"]}
             messages.append(Message("tool", shapes.as_text(answer), name=event["APIName"]))
-    if not any(m.role == "assistant" for m in messages):
-        raise RowError(where, "the wizard never speaks")
-    shapes.require(names, known, "apis/")
-    tools = tuple(known[name] for name in dict.fromkeys(names))
+    require(any(m.role == "assistant" for m in messages), "the wizard never speaks")
     scenario = {k: row["Scenario"].get(k) for k in ("Happy", "MultiTask", "UserTask", "WizardTask")}
     metadata = {"completion": row["CompletionLevel"], **scenario}
+    tools = shapes.listed(names, known, "apis/")
     return Dialog(shapes.joined(messages), tools, id=str(row["DialogueID"]), metadata=metadata)
+
+
+@importer(has("user_id actions outputs"))
+def tau_tasks(row: Json) -> Task:
+    gold = {"actions": shapes.gold_calls(row["actions"]), "outputs": row["outputs"]}
+    metadata = {"user_id": row["user_id"], "simulated_user": True}
+    return Task("", row["instruction"], (), gold, "tau", metadata=metadata)
+
+
+@importer(has("traj reward|messages_display"))
+def tau_runs(row: Json) -> Dialog:
+    """The few-shot text (`messages_display`) holds no calls, so all of it is kept apart."""
+    display = "the text prints calls as None: import the JSON runs instead"
+    require("messages_display" not in row, display)
+    run_id, metadata = f"{row['task_id']}-{row.get('trial', 0)}", ("task_id", "trial", "reward")
+    tools = shapes.tools_from(row.get("tools"))
+    return Dialog(said(row["traj"]), tools, id=run_id, metadata=shapes.picked(row, *metadata))
+
+
+def policy(path: Path) -> tuple[Message, ...]:
+    """The domain's rules, which the agent gets as its system message."""
+    folder = path if path.is_dir() else path.parent
+    found = [folder / name for name in POLICIES if (folder / name).is_file()]
+    return tuple(Message("system", file.read_text(encoding="utf-8")) for file in found[:1])
+
+
+@importer(has("user_scenario evaluation_criteria"), below("^tasks"), policy)
+def tau2_tasks(row: Json, context: tuple[Message, ...]) -> Task:
+    told = row["user_scenario"]["instructions"]
+    if isinstance(told, dict):
+        told = "\n\n".join(told[key] for key in TOLD if told.get(key))
+    metadata = {k: row[k] for k in ("description", "initial_state", "ticket") if row.get(k)}
+    metadata |= {"persona": row["user_scenario"].get("persona"), "simulated_user": True}
+    return Task(row["id"], told, (), row["evaluation_criteria"], "tau2", "", context, metadata)
+
+
+@importer(has("task_id reward_info messages"), within(itemgetter("simulations")))
+def tau2_runs(row: Json) -> Dialog:
+    """The assistant's side: what the simulated user does with its own tools is not shown to it."""
+    asked = [m for m in row["messages"] if m["role"] == "user"]
+    users = {call["id"] for m in asked for call in m.get("tool_calls") or []}
+    turns = []
+    for m in row["messages"]:
+        if m["role"] == "tool" and m.get("id") not in users:
+            turns.append(message(m | {"tool_call_id": m.get("id"), "name": ""}))
+        elif m["role"] == "assistant":
+            turns.append(message(m))
+        elif m["role"] != "tool" and m.get("content"):
+            turns.append(message(m | {"tool_calls": None}))
+    reward = (row.get("reward_info") or {}).get("reward")
+    metadata = {"task_id": row["task_id"], "trial": row.get("trial"), "reward": reward}
+    return Dialog(tuple(turns), id=str(row["id"]), metadata=metadata)
+
+
+def react_logs(path: Path) -> Iterator[Record]:
+    """A text file gives one record a question, with the text before the first as its header."""
+    for record in read_records(path):
+        if record.problem or not isinstance(record.value, str):
+            yield record
+            continue
+        file, text = record.where.rsplit(":", 1)[0], record.value
+        starts = [match.start() for match in QUESTION.finditer(text)]
+        for at, end in zip(starts, [*starts[1:], len(text)], strict=False):
+            line = 1 + text.count("\n", 0, at)
+            yield Record(f"{file}:{line}", {"header": text[: starts[0]], "text": text[at:end]})
+        if not starts:
+            yield Record(record.where, raw=text[:2000], problem="no line starts with 'Question:'")
+
+
+def react_tools(header: str, used: list[tuple[str, Any]]) -> Tools:
+    """What the header explains; else the names it lists, or that the log uses, with the inputs that
+    the log gives them."""
+    found = {}
+    for name, parameter, text in EXPLAINED.findall(header):
+        fields = {"properties": {parameter: {"type": "string"}}, "required": [parameter]}
+        found[name] = ToolSpec(name, text.strip(), {"type": "object"} | fields)
+    names = [n.strip() for names in ONE_OF.findall(header) for n in names.split(",")]
+    for name in names or ([] if found else [n for n, _ in used if n != "Finish"]):
+        line = re.search(rf"^{re.escape(name)}(?:\(.*?\))?: *(.+)$", header, re.M)
+        given = [value for n, value in used if n == name]
+        keys = dict.fromkeys(k for v in given for k in (v if isinstance(v, dict) else ["input"]))
+        fields = {"type": "object", "properties": {key: {} for key in keys or ["input"]}}
+        found.setdefault(name, ToolSpec(name, line[1] if line else "", fields))
+    return found
+
+
+def react_actions(steps: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
+    """The name and the input of every action: `Name[input]`, or the input on the next line."""
+    for (label, text), (follows, given) in zip(steps, [*steps[1:], ("", "")], strict=False):
+        if label != "Action":
+            continue
+        if follows != "Action Input" and (match := BRACKETS.match(text)):
+            yield match[1], match[2]
+            continue
+        plain = follows == "Action Input" and re.fullmatch(r"[\w .-]+", text)
+        require(plain, f"an action that cannot be read: {text[:60]!r}")
+        try:
+            value = shapes.literal(given)
+        except ValueError:
+            value = given
+        yield text, value if isinstance(value, dict) else given
+
+
+def is_react(row: Json) -> bool:
+    text = row.get("text") or row["prompt"]
+    return "Question:" in text and re.search(r"^Action *\d*:", text, re.M) is not None
+
+
+@importer(is_react, react_logs)
+def react(row: Json) -> Dialog:
+    """A `.txt` or `.log` file of `Question:` blocks, or rows with the log in `prompt` or `text`.
+    `Finish[…]` is the answer; a log with an action that cannot be read is kept apart whole."""
+    header, mark, log = (row.get("text") or row["prompt"]).rpartition("(END OF EXAMPLES)")
+    header = header if mark else row.get("header", "")
+    log = log[log.rindex("Question:") :] if "Question:" in log else log
+    _, *parts = STEP.split(log)
+    steps = [(k, text.strip()) for k, text in zip(parts[::2], parts[1::2], strict=True)]
+    taken = list(react_actions(steps))
+    tools, messages, name = react_tools(header, taken), [], ""
+    for label, body in steps:
+        if label == "Question":
+            messages.append(Message("user", body))
+        elif label in ("Thought", "Final Answer"):
+            messages.append(Message("assistant", body))
+        elif label == "Observation" and name != "Finish":
+            messages.append(Message("tool", body, name=name))
+        elif label == "Action":
+            name, value = taken.pop(0)
+            if name == "Finish":
+                answer = next(map(str, value.values()), "") if isinstance(value, dict) else value
+                messages.append(Message("assistant", answer))
+                continue
+            known = [*tools[name].parameters["properties"]] if name in tools else ["input"]
+            arguments = value if isinstance(value, dict) else {known[0]: value}
+            messages.append(Message("assistant", "", (ToolCall(name, arguments),)))
+    tools.pop("Finish", None)
+    metadata = shapes.rest(row, "text", "prompt", "header")
+    return Dialog(shapes.joined(messages), tuple(tools.values()), metadata=metadata)

@@ -1,19 +1,20 @@
-"""What the importers share: foreign type names → JSON Schema, tools, calls written as Python or
-JSON text, and the joining of turns."""
+"""What the importers share: foreign type names → JSON Schema, tools, calls written as objects, JSON
+or Python text, and the joining of turns."""
 
 from __future__ import annotations
 
 import ast
 import json
 import marshal
-import operator
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
+from operator import add, mul, sub, truediv
 from pathlib import Path
 from typing import Any
 
+from sharpen.data.reading import read_file
 from sharpen.types import Json, Message, RowError, SharpenError, ToolCall, ToolSpec
 
 KINDS = {
@@ -30,8 +31,19 @@ GENERIC = re.compile(
     r"(list|array|arraylist|tuple|set|optional)\s*(?:\[|\(|<|\bof\b)\s*(.+?)[\])>]?$"
 )
 Tools = dict[str, ToolSpec]
-ALTERNATIVES = ("anyOf", "oneOf", "allOf")
-SIGNS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "truediv"}
+FIELDS = ("parameters", "inputSchema", "input_schema", "query_parameters")
+SIGNS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv}
+
+
+def require(held: object, reason: str) -> None:
+    """What a record must be; the driver knows where the record is."""
+    if not held:
+        raise RowError("", reason)
+
+
+def first(row: Json, *keys: str) -> Any:
+    """The first of these fields that is filled."""
+    return next((row[key] for key in keys if row.get(key)), None)
 
 
 def json_type(name: Any) -> Json:
@@ -60,13 +72,8 @@ def schema(value: Any) -> Any:
     for key in ("items", "additionalProperties"):
         if isinstance(value.get(key), (dict, str)):
             out[key] = schema(value[key])
-    for key in ALTERNATIVES:
-        if isinstance(value.get(key), list):
-            out[key] = [schema(part) for part in value[key]]
     if "examples" in out and not isinstance(out["examples"], list):
         out["examples"] = [out["examples"]]
-    if "enum" in out and not (isinstance(out["enum"], list) and out["enum"]):
-        del out["enum"]
     if isinstance(value.get("properties"), dict):
         out |= properties(value["properties"], value.get("required"))
     return out
@@ -79,10 +86,9 @@ def properties(fields: Mapping[str, Any], required: Any = None) -> Json:
     out = {}
     for name, field in fields.items():
         if isinstance(field, str):
-            first, *others = (part.strip() for part in field.split("."))
-            marked = first.lower() == "required"
-            kind = others[:1] if marked else [first]
-            out[name] = (json_type(kind[0]) if kind else {}) | {"description": field}
+            words = [*(part.strip() for part in field.split(".")), ""]
+            marked = words[0].lower() == "required"
+            out[name] = json_type(words[marked]) | {"description": field}
         else:
             marked = isinstance(field, dict) and str(field.get("required")).lower() == "true"
             out[name] = schema(field)
@@ -94,7 +100,9 @@ def parameters(value: Any, required: Any = None) -> Json:
     """A tool's parameters, as a schema or as a plain mapping of names, → an object schema."""
     if not isinstance(value, dict):
         value = {}
-    if isinstance(value.get("properties"), dict) or {"$ref", *ALTERNATIVES} & set(value):
+    if isinstance(value.get("properties"), dict) or {"$ref", "anyOf", "oneOf", "allOf"} & set(
+        value
+    ):
         return schema(value | ({"required": required} if required else {})) | {"type": "object"}
     plain = set(value) <= {"type", "required", "properties", "description"}
     if plain and not isinstance(value.get("type"), dict):
@@ -108,41 +116,63 @@ def tools_from(value: Any) -> tuple[ToolSpec, ...]:
         value = literal(value or "[]")
     if isinstance(value, dict):
         value = [value]
-    return tuple(known_tool(marshal.dumps(tool)) for tool in value or ())
+    return tuple(tool_from(marshal.dumps(tool)) for tool in value or ())
 
 
 @lru_cache(20_000)  # rows repeat their tools, and translating one is slow
-def known_tool(dumped: bytes) -> ToolSpec:
-    return tool_from(marshal.loads(dumped))
-
-
-def tool_from(value: Any) -> ToolSpec:
+def tool_from(dumped: bytes) -> ToolSpec:
+    value = marshal.loads(dumped)
     value = literal(value) if isinstance(value, str) else value
-    if not isinstance(value, dict):
-        raise RowError("", f"tool: expected an object, found {type(value).__name__}")
+    require(isinstance(value, dict), f"tool: expected an object, found {type(value).__name__}")
     function = value["function"] if isinstance(value.get("function"), dict) else value
-    if not function.get("name") or not isinstance(function["name"], str):
-        raise RowError("", "tool: no name")
-    keys = ("parameters", "inputSchema", "input_schema")
-    given = next((function[k] for k in keys if function.get(k)), {})
+    name, given = first(function, "name", "api_name", "id"), first(function, *FIELDS)
+    require(name and isinstance(name, str), "tool: no name")
+    if isinstance(given, list):
+        given = {p["name"]: {"type": p["type"], "description": p.get("desc", "")} for p in given}
     required = function.get("required") or value.get("required")
-    text = str(function.get("description") or "")
-    return ToolSpec(function["name"], text, parameters(given, required))
+    text = str(first(function, "description", "api_description", "desc") or "")
+    return ToolSpec(name, text, parameters(given, required))
 
 
-def require(names: Iterable[str], known: Mapping[str, Any], file: str) -> None:
-    if missing := [name for name in names if name not in known]:
-        raise RowError("", f"{missing[0]!r} is not in {file}")
+def read_tools(path: Path, *places: str) -> Iterator[ToolSpec]:
+    """The tools of a file that a data set keeps beside its rows: a list, `nodes`, or texts by
+    name."""
+    for record in read_file(beside(path, *places)):
+        found = record.value.get("nodes", record.value)
+        if not isinstance(found, list) and all(isinstance(text, str) for text in found.values()):
+            found = [{"name": name, "description": text} for name, text in found.items()]
+        yield from tools_from(found)
 
 
-def candidates(names: Sequence[str], catalogue: Tools, key: str) -> tuple[ToolSpec, ...]:
+def catalogue(*places: str) -> Callable[[Path], Tools]:
+    return lambda path: {tool.name: tool for tool in read_tools(path, *places)}
+
+
+def beside(path: Path, *names: str) -> Path:
+    """A file that a data set keeps near its rows: in the same folder or up to three above."""
+    folder = (path if path.is_dir() else path.parent).resolve()
+    for place in (folder, *folder.parents[:3]):
+        for name in names:
+            if (place / name).exists():
+                return place / name
+    raise SharpenError(f"{path}: needs {' or '.join(names)} in its folder or above, none is there")
+
+
+def listed(names: Iterable[str], tools: Mapping[str, Any], file: str) -> tuple[Any, ...]:
+    """These tools, each once; a name that the catalogue does not have is an error."""
+    found = dict.fromkeys(names)
+    for name in found:
+        require(name in tools, f"{name!r} is not in {file}")
+    return tuple(tools[name] for name in found)
+
+
+def candidates(right: Iterable[ToolSpec], tools: Tools, key: str) -> tuple[ToolSpec, ...]:
     """The tools that are right and, drawn by `key`, enough others to make a choice of ten."""
-    chance = random.Random(key)
-    right = list(dict.fromkeys(n for n in names if n in catalogue))
-    others = chance.sample(list(catalogue), min(10 + len(right), len(catalogue)))
-    chosen = right + [n for n in others if n not in right][: max(0, 10 - len(right))]
+    chance, chosen = random.Random(key), [tool.name for tool in right]
+    others = chance.sample(list(tools), min(10 + len(chosen), len(tools)))
+    chosen += [n for n in others if n not in chosen][: max(0, 10 - len(chosen))]
     chance.shuffle(chosen)
-    return tuple(catalogue[name] for name in chosen)
+    return tuple(tools[name] for name in chosen)
 
 
 def literal(text: str) -> Any:
@@ -158,22 +188,23 @@ def literal(text: str) -> Any:
 
 
 def call_from(value: Any) -> ToolCall:
-    """A call as an object or text, its arguments as an object or text, under any of their usual
-    names."""
-    value = literal(value) if isinstance(value, str) else value
+    """A call as an object, as its JSON or as Python text; its arguments as an object or text, under
+    any of their usual names."""
+    if isinstance(value, str):
+        try:
+            value = literal(value)
+        except ValueError:
+            return python_call(value)
     function = value.get("function", value) if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RowError("", "call: expected an object with a name")
-    keys = ("arguments", "parameters", "kwargs", "args")
-    arguments = next((function[k] for k in keys if function.get(k) is not None), {})
-    if isinstance(arguments, str):
-        arguments = literal(arguments) if arguments.strip() else {}
-    if not isinstance(arguments, dict):
-        raise RowError("", f"arguments of {function['name']}: expected an object")
+    arguments = first(function, "arguments", "parameters", "kwargs", "args") or {}
+    arguments = literal(arguments) if isinstance(arguments, str) else arguments
+    require(isinstance(arguments, dict), f"arguments of {function['name']}: expected an object")
     return ToolCall(function["name"], arguments, str(value.get("id") or ""))
 
 
-def python_call(text: str, where: str) -> ToolCall:
+def python_call(text: str) -> ToolCall:
     """`a.b(c=1, d=[2])` → a call; arithmetic on numbers is worked out."""
     try:
         node = ast.parse(text.strip(), mode="eval").body
@@ -181,7 +212,7 @@ def python_call(text: str, where: str) -> ToolCall:
             raise ValueError("expected name(argument=value, …)")
         arguments = {str(k.arg): evaluate(k.value) for k in node.keywords}
     except (SyntaxError, ValueError, RecursionError, MemoryError, ZeroDivisionError) as error:
-        raise RowError(where, f"call {text[:60]!r}: {error}") from None
+        raise RowError("", f"call {text[:60]!r}: {error}") from None
     return ToolCall(ast.unparse(node.func), arguments)
 
 
@@ -190,13 +221,14 @@ def evaluate(node: ast.expr) -> Any:
         sides = evaluate(node.left), evaluate(node.right)
         if not all(isinstance(side, (int, float)) for side in sides):
             raise ValueError("arithmetic on something that is no number")
-        return getattr(operator, SIGNS[type(node.op)])(*sides)
+        return SIGNS[type(node.op)](*sides)
     value = ast.literal_eval(node)
     return list(value) if isinstance(value, (tuple, set)) else value
 
 
-def calls_to_gold(calls: Iterable[ToolCall]) -> list[Json]:
-    return [{"name": c.name, "arguments": c.arguments} for c in calls]
+def gold_calls(values: Iterable[Any]) -> list[Json]:
+    calls = map(call_from, values)
+    return [{"name": call.name, "arguments": call.arguments} for call in calls]
 
 
 def as_text(value: Any) -> str:
@@ -223,20 +255,10 @@ def joined(messages: Iterable[Message]) -> tuple[Message, ...]:
     return tuple(out)
 
 
-def rest(row: Json, *known: str) -> Json:
-    """The fields that have no place of their own: a row's metadata."""
-    return {key: value for key, value in row.items() if key not in known}
-
-
 def picked(row: Json, *keys: str) -> Json:
     return {key: row[key] for key in keys if key in row}
 
 
-def beside(path: Path, *names: str) -> Path:
-    """A file that a data set keeps near its rows: in the same folder or up to three above."""
-    folder = (path if path.is_dir() else path.parent).resolve()
-    for place in (folder, *folder.parents[:3]):
-        for name in names:
-            if (place / name).exists():
-                return place / name
-    raise SharpenError(f"{path}: needs {' or '.join(names)} in its folder or above, none is there")
+def rest(row: Json, *known: str) -> Json:
+    """The fields that have no place of their own: a row's metadata."""
+    return {key: value for key, value in row.items() if key not in known}
