@@ -20,6 +20,8 @@ _PUBLIC = {
     "CoresetSelector": "sharpen.data.coreset",
     "OnlineContinualLearner": "sharpen.data.replay",
     "tool": "sharpen.tools",
+    "Sandbox": "sharpen.sandbox",
+    "VerifiableRewardCalculator": "sharpen.rewards.verifiable",
     **dict.fromkeys(
         ("AgentRewardConfig", "AgentRewardModel", "PlanEvaluator", "ToolVerifier"),
         "sharpen.rewards.agent",

@@ -9,14 +9,11 @@ code is the snippet's own word: who must not be lied to compares values on this 
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 import math
 import os
 import platform
 import queue
 import random
-import resource
 import select
 import shutil
 import signal
@@ -38,14 +35,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sharpen.config import Config
-from sharpen.types import Json, SharpenError
+from sharpen.types import SharpenError
 
 WORKER = Path(__file__).with_name("sandbox_worker.py").read_text("utf-8")
 START_S, TICK_S = 60.0, 0.1
 MAX_MESSAGE = 8 << 20  # a job, or one line of a conversation
 FLOOD = 64  # a snippet that writes so many times its output limit is stopped
-# systemd's range for users that exist only while they run: no person and no service owns them
-UIDS = itertools.cycle(random.sample(range(61184, 65520), 4336))
+UIDS = range(61184, 65520)  # systemd's range for users that exist only while something runs
 
 
 class Limits(Config):
@@ -56,11 +52,6 @@ class Limits(Config):
     output_kb: int = Field(64, ge=1)  # of stdout and of stderr; what follows is dropped
     disk_mb: int = Field(64, ge=1)  # of /tmp and of /dev/shm, and of one file
     processes: int = Field(32, ge=1)  # and threads
-
-    def rlimits(self) -> dict[str, int]:
-        limits = {"AS": self.memory_mb << 20, "FSIZE": self.disk_mb << 20, "NOFILE": 256}
-        limits |= {"CPU": math.ceil(self.wall_s) + 1, "NPROC": self.processes}
-        return limits | dict.fromkeys(("CORE", "MEMLOCK", "MSGQUEUE"), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +75,19 @@ class SandboxResult:
 class Worker:
     """One container that waits for its snippet or runs it, seen from outside."""
 
-    def __init__(self, program: Sequence[str], folder: str, env: Mapping[str, str], uid: int):
-        self.folder = folder
+    def __init__(self, program: Sequence[str], folder: str, env: Mapping[str, str], uid: int = 0):
+        self.folder, pipe = folder, subprocess.PIPE
         self.channel, theirs = socket.socketpair()
         filters, end = os.pipe()  # bwrap reads its filter from a file
+        os.write(end, FILTER)
+        os.close(end)
         with theirs, open(filters, "rb"):
-            with open(end, "wb") as file:
-                file.write(system_call_filter())
             python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
             line = [*program, "--seccomp", str(filters)] if program else []
             line += [python, "-S", "-P", "-c", WORKER, str(uid), str(theirs.fileno())]
-            settings = {"pass_fds": (theirs.fileno(), filters), "env": env, "bufsize": 0}
-            settings |= {"cwd": folder or "/", "start_new_session": bool(folder)}
-            settings |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-            self.process = subprocess.Popen(line, stdin=subprocess.DEVNULL, **settings)
+            settings = {"pass_fds": (theirs.fileno(), filters), "env": env, "cwd": folder or "/"}
+            settings |= {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe}
+            self.process = subprocess.Popen(line, start_new_session=bool(folder), **settings)
         self.files = [self.process.stdout, self.process.stderr, self.channel]
         self.kept = {file.fileno(): bytearray() for file in self.files if file}
         self.inbox, self.poll = self.kept[self.channel.fileno()], select.poll()
@@ -110,19 +100,19 @@ class Worker:
         self.limits, self.started = limits, time.monotonic()
         self.checked, self.deadline = self.started, self.started + limits.wall_s
 
-    def begin(self, job: Json, limits: Limits) -> None:
+    def begin(self, limits: Limits, code: str, talks: bool, **job: Any) -> None:
         """Hand over the job when Python is up."""
-        rlimits = limits.rlimits()
-        if self.folder:
-            del rlimits["NPROC"]  # it would count all that the user runs
-        line = ascii(job | {"rlimits": rlimits}).encode()
+        rlimits = {"AS": limits.memory_mb << 20, "FSIZE": limits.disk_mb << 20, "NOFILE": 256}
+        rlimits |= {"CPU": math.ceil(limits.wall_s) + 1, "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0}
+        rlimits |= {} if self.folder else {"NPROC": limits.processes}  # else all the user's count
+        line = ascii({"code": code, "talks": talks, "rlimits": rlimits, **job}).encode()
         if len(line) > MAX_MESSAGE:
             raise SharpenError(f"sandbox: a job of {len(line)} bytes, at most {MAX_MESSAGE}")
         if self.receive() is None:
             reason = " ".join(self.finish().stderr.split())[-300:]
             raise SharpenError(f"sandbox: {reason or f'no start within {START_S:g} s'}")
         self.start_clock(limits)
-        self.send(line)
+        self.send(b"%08d" % (len(line) + 1) + line)
 
     def send(self, line: bytes) -> None:
         """A line for the channel. A snippet that does not read it, or is gone, is found out by the
@@ -132,25 +122,21 @@ class Worker:
             self.channel.sendall(line + b"\n")
 
     def receive(self) -> bytes | None:
-        """The next line of the channel, or None when none will come in time."""
+        """The next line of the channel, or None when none will come within the limits."""
         while b"\n" not in self.inbox:
-            if self.gone or self.over_limit():
+            now = time.monotonic()
+            if now >= self.deadline:
+                self.stopped = self.stopped or "wall"
+            elif now > self.checked + TICK_S:
+                self.checked = now
+                if resident_bytes(self.process.pid) > 2 * self.limits.memory_mb << 20:
+                    self.stopped = "memory"
+            if self.gone or self.stopped:
                 return None
-            self.read(min(TICK_S, max(0.0, self.deadline - time.monotonic())))
-        end = self.inbox.index(b"\n")
-        line = bytes(self.inbox[:end])
-        del self.inbox[: end + 1]
-        return line
-
-    def over_limit(self) -> bool:
-        now = time.monotonic()
-        if now >= self.deadline:
-            self.stopped = self.stopped or "wall"
-        elif now > self.checked + TICK_S:
-            self.checked = now
-            if resident_bytes(descendants(self.process.pid)) > 2 * self.limits.memory_mb << 20:
-                self.stopped = "memory"
-        return bool(self.stopped)
+            self.read(min(TICK_S, max(0.0, self.deadline - now)))
+        line, _, rest = self.inbox.partition(b"\n")
+        self.inbox[:] = rest
+        return bytes(line)
 
     def read(self, patience_s: float) -> bool:
         """Take what has come, keep what is within limits; False when nothing has come."""
@@ -196,10 +182,17 @@ class Worker:
         for file in self.files:
             if file:
                 file.close()
-        shutil.rmtree(self.folder or "/nonexistent", ignore_errors=True)
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class Sandbox:
+def plain_worker(paths: Sequence[str]) -> Worker:
+    """A worker with resource limits and no container."""
+    folder = tempfile.mkdtemp()
+    return Worker([], folder, environment(folder, paths))
+
+
+class Sandbox(contextlib.AbstractContextManager):
     """A pool of workers: `with Sandbox() as sandbox: sandbox.run("print(1)").stdout`.
 
     A snippet sees `/usr` and the Python installation, read-only, and `paths`, from which it can
@@ -241,8 +234,7 @@ class Sandbox:
     ) -> SandboxResult:
         """Run a snippet to its end or to its limits. `files` lie in its working directory."""
         with self.slots, self.worker() as worker:
-            job = {"code": code, "stdin": stdin, "files": dict(files or {}), "talks": False}
-            worker.begin(job, limits or self.limits)
+            worker.begin(limits or self.limits, code, False, stdin=stdin, files=dict(files or {}))
             return worker.finish()
 
     def run_many(self, snippets: Sequence[str | Mapping[str, Any]]) -> list[SandboxResult]:
@@ -256,8 +248,7 @@ class Sandbox:
         """A running snippet to exchange lines with, on its file descriptor 3; it is killed at the
         end of the block."""
         with self.worker() as worker:
-            job = {"code": code, "stdin": "", "files": {}, "talks": True}
-            worker.begin(job, limits or self.limits)
+            worker.begin(limits or self.limits, code, True)
             yield worker
 
     @contextlib.contextmanager
@@ -282,9 +273,8 @@ class Sandbox:
 
     def start(self) -> Worker:
         if self.mode == "subprocess":
-            folder = tempfile.mkdtemp()
-            return Worker([], folder, environment(folder, self.paths), 0)
-        uid = next(UIDS) if os.geteuid() == 0 else 0
+            return plain_worker(self.paths)
+        uid = random.choice(UIDS) if os.geteuid() == 0 else 0
         program = [shutil.which("bwrap") or "bwrap"]
         program += container(self.paths, self.limits.disk_mb << 20, uid)
         return Worker(program, "", {}, uid)
@@ -297,9 +287,6 @@ class Sandbox:
                 if isinstance(worker, Worker):
                     worker.end()
         self.ending.shutdown()
-
-    def __enter__(self) -> Sandbox:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -321,6 +308,8 @@ def container(paths: Sequence[str], disk_bytes: int, uid: int) -> list[str]:
             line += f" --symlink {os.readlink(top)} {top}"
         elif os.path.isdir(top):
             line += f" --ro-bind {top} {top}"
+    scratch = f"--perms 1777 --size {disk_bytes} --tmpfs"
+    line += f" --proc /proc --dev /dev {scratch} /dev/shm {scratch} /tmp --chdir /tmp"
     arguments = line.split()
     for path in dict.fromkeys(("/usr", os.path.realpath(sys.base_prefix), *paths)):
         if not path.startswith("/usr/"):
@@ -329,9 +318,7 @@ def container(paths: Sequence[str], disk_bytes: int, uid: int) -> list[str]:
             arguments += ["--ro-bind", path, path]
     for name, value in environment("/tmp", paths).items():
         arguments += ["--setenv", name, value]
-    scratch = f"--perms 1777 --size {disk_bytes} --tmpfs"
-    line = f"--proc /proc --dev /dev {scratch} /dev/shm {scratch} /tmp --chdir /tmp"
-    return [*arguments, *line.split(), "--remount-ro", "/dev", "--remount-ro", "/"]
+    return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
 def environment(home: str, paths: Sequence[str]) -> dict[str, str]:
@@ -352,7 +339,6 @@ name_to_handle_at:303:264 personality:135:92"""
 CLONE_NAMESPACES = 0x7E020000
 
 
-@functools.cache
 def system_call_filter() -> bytes:
     """A seccomp program: the calls above fail, sockets are Unix ones (others, such as vsock, have
     no namespace), no clone makes a namespace; clone3 is unknown, for its flags cannot be read."""
@@ -383,9 +369,12 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
-def resident_bytes(pids: Sequence[int]) -> int:
+def resident_bytes(pid: int) -> int:
     pages = 0
-    for pid in pids:
-        with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/statm") as file:
+    for inner in descendants(pid):
+        with contextlib.suppress(OSError, IndexError), open(f"/proc/{inner}/statm") as file:
             pages += int(file.read().split()[1])
-    return pages * resource.getpagesize()
+    return pages * os.sysconf("SC_PAGESIZE")
+
+
+FILTER = system_call_filter()

@@ -35,23 +35,25 @@ def set_dumpable(value: int) -> None:
     ctypes.CDLL(None).prctl(4, value)
 
 
-def read_job() -> dict:
-    received = bytearray()
-    while not received.endswith(b"\n"):
-        piece = os.read(CHANNEL, 1 << 16)
+def take(size: int) -> bytes:
+    """So many bytes of the channel and no more: what follows is the snippet's."""
+    received = b""
+    while len(received) < size:
+        piece = os.read(CHANNEL, size - len(received))
         if not piece:
             os._exit(0)  # the pool closed
         received += piece
-    return eval(received)  # a literal, written by the pool
+    return received
 
 
 def prepare(job: dict) -> None:
     """Files, standard input, and the limits last, for from there on they bind us too."""
-    for name, text in {**job["files"], ".stdin": job["stdin"]}.items():
+    for name, text in {**job.get("files", {}), ".stdin": job.get("stdin", "")}.items():
         os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
         with open(name, "w", encoding="utf-8", errors="surrogatepass") as file:
             file.write(text)
-    os.dup2(os.open(".stdin", os.O_RDONLY), 0)
+    with open(".stdin") as file:
+        os.dup2(file.fileno(), 0)
     os.unlink(".stdin")
     if not job["talks"]:
         os.close(CHANNEL)
@@ -88,7 +90,7 @@ def main(uid: int, channel: int) -> None:
         set_dumpable(1)  # lost by the change of user, and /dev/stdin with it
     os.closerange(CHANNEL + 1, 64)
     os.write(CHANNEL, b"\n")
-    job = read_job()
+    job = eval(take(int(take(8))))  # a literal, written by the pool
     prepare(job)
     run(job["code"])
 
