@@ -28,7 +28,6 @@ from sharpen.rewards.agent import PENALTIES, WEIGHTS
 from sharpen.rewards.trajectory import (
     discounted_returns,
     group_relative,
-    same_answer,
     turn_rewards,
 )
 from sharpen.rows import task_from_row, tool_to_wire
@@ -696,12 +695,3 @@ def test_the_trajectory_reward_with_a_tasks_gold():
     right = judge.compute_trajectory_reward("add one", steps, "Done.", GOLD)
     assert right == pytest.approx(1.5)
     assert judge.compute_trajectory_reward("add one", [], "Done.", GOLD) == FLOOR
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "same"),
-    [("Paris.", "paris", True), ("3.0", "3", True), ("3", "4", False), ("", "x", False),
-     (None, "x", False), ("x", "", False)],
-)  # fmt: skip
-def test_same_answer(a, b, same):
-    assert same_answer(a, b) is same

@@ -21,6 +21,7 @@ VERBS = {
     "models": ("sharpen.cli.models:app", "Pull and list models."),
     "estimate": ("sharpen.cli.estimate:estimate", "Parameters, memory and time of a recipe."),
     "merge": ("sharpen.cli.merge:app", "Merge models, adapters and task vectors."),
+    "reward": ("sharpen.cli.reward:app", "Try rewards on rows, with their breakdown."),
     "doctor": (
         "sharpen.cli.doctor:doctor",
         "What this machine has, what is missing, how to get it.",

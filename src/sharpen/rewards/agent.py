@@ -16,10 +16,10 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from sharpen.calls import parse_message
-from sharpen.config import Config
+from sharpen.config import Config, parse_config
 from sharpen.rewards.calls import ToolCallEvaluator, as_call, call_key, references
 from sharpen.rewards.trajectory import turns_from_steps, words
-from sharpen.rows import tools_from_wire
+from sharpen.rows import number_field, tools_from_wire
 from sharpen.tools import check_call
 from sharpen.types import Json, Score, StopReason, Task, ToolCall, ToolSpec, Trajectory, Turn
 from sharpen.world.episode import World, shipped_world
@@ -114,8 +114,10 @@ class PlanEvaluator:
 class AgentRewardModel:
     """1 for a task done as its gold does it. `score` and `compute_reward` are one function."""
 
-    def __init__(self, config: AgentRewardConfig | None = None, world: World | None = None):
-        self.config, self.world = config or AgentRewardConfig(), world
+    def __init__(self, config: AgentRewardConfig | Json | None = None, world: World | None = None):
+        given = isinstance(config, AgentRewardConfig)
+        self.config = config if given else parse_config(AgentRewardConfig, config or {}, "reward")
+        self.world = world
         self.tool_verifier, self.plan_evaluator = ToolVerifier(), PlanEvaluator()
 
     def compute_reward(
@@ -144,7 +146,9 @@ class AgentRewardModel:
     def score(self, task: Task, trajectory: Trajectory) -> Score:
         deed, config = Deed(self, task, trajectory), self.config
         parts, counts = deed.parts(), deed.counts()
-        taken = {n: config.penalties[n] * min(c, config.max_repeats) for n, c in counts.items()}
+        taken = {
+            n: config.penalties[n] * min(c, config.max_repeats) + 0.0 for n, c in counts.items()
+        }
         weight = sum(config.weights[name] for name in parts) or 1.0
         value = sum(config.weights[name] * part for name, part in parts.items()) / weight
         others = sum(taken.values()) - taken["no_call"]
@@ -194,6 +198,7 @@ class Deed:
         """What gold decides (call, ask, answer, decline, none: no call, or unknown), and its calls,
         without arguments where only names are known; None: not known."""
         names = self.gold.get("target_tools", self.gold.get("tools"))
+        names = [names] if isinstance(names, str) else names
         calls = gold_calls(self.task) if self.exact else [ToolCall(str(n)) for n in names or ()]
         known = self.exact or names is not None
         decision = self.gold.get("decision") or (
@@ -227,7 +232,7 @@ class Deed:
         calls = [call if self.exact else ToolCall(call.name) for call in self.calls]
         fit = judge.evaluate_calls([*calls, *[None] * len(self.broken)], self.wanted)
         done = fit["overall_correct"] if self.missing is None else not self.missing
-        steps = self.gold.get("optimal_steps") or len(self.wanted)
+        steps = number_field(self.gold, "optimal_steps", self.task.id) or len(self.wanted)
         economy = (1.0 if done else fit["recall"]) * min(1.0, steps / max(used, 1))
         completion = {"task_completion": float(done)} if self.exact else {}
         return completion | {"tool_accuracy": fit["f1"], "efficiency": economy} | form

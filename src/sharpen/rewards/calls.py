@@ -119,6 +119,8 @@ def resolve(calls: Sequence[ToolCall]) -> list[ToolCall]:
     """References to earlier calls replaced by a digest of what those ask for, so that neither
     labels nor the order of the calls matter."""
     known, done = dict[str, str](), list[ToolCall]()
+    if not any(reference for call in calls for reference in references(call.arguments)):
+        return list(calls)
 
     def walk(value: Any) -> Any:
         label, path = reference(value) or ("", "")

@@ -10,32 +10,36 @@ import importlib
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from sharpen.config import Config, ConfigError, one_line, parse_config
 from sharpen.tools import call_with_limit, load_object
 from sharpen.types import Score, SharpenError, Task, Trajectory
 
-REWARDS = {
-    "agent": "agent:AgentRewardModel",
-    "calls": "calls:CallReward",
-    **dict.fromkeys(
-        ("math", "code", "sql", "json", "exact"), "verifiable:VerifiableRewardCalculator"
-    ),
-}
+VERIFIABLE = dict.fromkeys(("math", "code", "sql", "json", "exact"), "VerifiableRewardCalculator")
+REWARDS = {"agent": "AgentRewardModel", "calls": "CallReward", **VERIFIABLE}
 TIMEOUT_S = 30.0  # of a user's own function
+
+
+def rising(span: tuple[float, float]) -> tuple[float, float]:
+    if not span[0] < span[1]:
+        raise ValueError("expected a lower and a higher number")
+    return span
+
+
+Span = Annotated[tuple[float, float], AfterValidator(rising)]
 
 
 class PartConfig(Config):
     """A reward's name, or `file.py:name` of a function or class; `options` are its settings, and
-    `range` maps its values onto 0 to 1."""
+    `range` is mapped onto 0 to 1."""
 
     name: str
     weight: float = Field(1.0, allow_inf_nan=False)
     options: dict[str, Any] = Field(default_factory=dict)
-    range: tuple[float, float] | None = None
+    range: Span = (0.0, 1.0)
 
 
 class GateConfig(Config):
@@ -50,7 +54,7 @@ class GateConfig(Config):
 class RewardConfig(Config):
     parts: list[PartConfig] = Field(min_length=1)
     gates: list[GateConfig] = Field(default_factory=list)
-    clip: tuple[float, float] = (-math.inf, math.inf)
+    clip: Span = (-math.inf, math.inf)
     normalise: bool = False  # divide by the sum of the weights
 
 
@@ -67,14 +71,14 @@ def find_reward(name: str, options: Mapping[str, Any]) -> Any:
     """What scores a trajectory under this name."""
     if name not in REWARDS and ".py:" not in name:
         raise ConfigError(f"reward {name!r}: expected {', '.join(REWARDS)} or file.py:name")
+    given = (name,) if name in VERIFIABLE else ()
+    if name in REWARDS:
+        module = "verifiable" if name in VERIFIABLE else name
+        found = getattr(importlib.import_module(f"sharpen.rewards.{module}"), REWARDS[name])
+    else:
+        found = load_object(name)
     try:
-        if name not in REWARDS:
-            found = load_object(name)
-            found = found(**options) if isinstance(found, type) else found
-        else:
-            module, _, kind = REWARDS[name].partition(":")
-            made = getattr(importlib.import_module(f"sharpen.rewards.{module}"), kind)
-            found = made(name, **options) if module == "verifiable" else made(**options)
+        found = found(*given, **options) if isinstance(found, type) else found
     except TypeError as error:
         raise ConfigError(f"reward {name!r}: {one_line(error)}") from None
     score = getattr(found, "score", found)
@@ -85,18 +89,15 @@ def find_reward(name: str, options: Mapping[str, Any]) -> Any:
 
 class ComposedReward:
     """A weighted sum. A part that raises, hangs or gives no finite number adds nothing: it counts
-    in `failures` and in the score's `failed`, and its feedback says why."""
+    in `failures` and in the score's `failed`, and the feedback says why."""
 
     def __init__(self, config: RewardConfig):
         self.config, names = config, [part.name for part in config.parts]
-        heads = [
-            gate.part.removesuffix("." + gate.part.rpartition(".")[2]) for gate in config.gates
-        ]
-        for gate, head in zip(config.gates, heads, strict=True):
-            if gate.part not in names and head not in names:
-                raise ConfigError(f"reward: the gate {gate.part!r} is on none of the parts")
         if len(set(names)) < len(names):
             raise ConfigError(f"reward: a part stands twice among {', '.join(names)}")
+        for gate in config.gates:
+            if not any(gate.part == name or gate.part.startswith(f"{name}.") for name in names):
+                raise ConfigError(f"reward: the gate {gate.part!r} is on none of the parts")
         self.rewards = {part.name: find_reward(part.name, part.options) for part in config.parts}
         self.failures: Counter[str] = Counter()  # reason → how often
 
@@ -110,18 +111,16 @@ class ComposedReward:
                 self.failures[reason] += 1
                 notes, failed = [*notes, f"failed: {reason}"], failed + 1
                 continue
-            low, high = part.range or (0.0, 1.0)
+            low, high = part.range
             parts |= {f"{part.name}.{name}": inner for name, inner in found.parts.items()}
             parts[part.name] = (found.value - low) / (high - low)
             total += part.weight * parts[part.name]
             notes += [f"{part.name}: {found.feedback}"] if found.feedback else []
         if self.config.normalise:
             total /= sum(abs(part.weight) for part in self.config.parts) or 1.0
-        for gate in self.config.gates:
+        for gate in reversed(self.config.gates):  # the first that is shut decides
             if parts.get(gate.part, -math.inf) < gate.at_least:
-                notes.append(f"gate: {gate.part} is below {gate.at_least:g}")
-                total = gate.otherwise
-                break
+                total, notes = gate.otherwise, [*notes, f"gate: {gate.part} < {gate.at_least:g}"]
         low, high = self.config.clip
         return Score(min(max(total, low), high), parts | {"failed": failed}, "; ".join(notes))
 
@@ -131,7 +130,7 @@ class ComposedReward:
             return as_score(score(task, trajectory))
         given = call_with_limit(lambda: score(task, trajectory), {}, TIMEOUT_S)
         if isinstance(given, BaseException):
-            raise given
+            raise SharpenError(f"{type(given).__name__}: {one_line(given)}")
         return as_score(given)
 
 

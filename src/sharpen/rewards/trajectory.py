@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from sharpen.rewards.calls import as_call, call_key, equal_value
+from sharpen.rewards.calls import as_call, call_key
 from sharpen.types import Message, Reward, StopReason, Task, Trajectory, Turn, UnparsedToolCall
 
 WORD = re.compile(r"[\u3400-\u9fff]|\w++(?:[.\-:]\w++)*+")
@@ -83,7 +83,11 @@ class AgentTrajectoryRL:
             found = self.reward_model.compute_reward(question, final_answer, gold, trajectory)
             outcome = found["total"]
         else:
-            outcome = 1.0 if same_answer(final_answer, ground_truth) else -0.5
+            from sharpen.rewards.verifiable import VerifiableRewardCalculator
+
+            judge = VerifiableRewardCalculator("exact")
+            found = judge.calculate_reward(question, final_answer, ground_truth)
+            outcome = 1.0 if found["components"]["correctness"] == 1 else -0.5
         turns = turns_from_steps(trajectory)
         keys = [call_key(call) for turn in turns for call in turn.message.tool_calls]
         economy = len(set(keys)) / len(keys) if keys else 1.0
@@ -98,21 +102,11 @@ class AgentTrajectoryRL:
         own = [turn_rewards(task, trajectory, self.reward_model) for trajectory in group]
         kinds = {"turn": own, "return": [discounted_returns(one, gamma) for one in own]}
         rewards = (kinds | {"group": group_relative(own, gamma)})[mode]
-        turns = [map(with_reward, one.turns, due) for one, due in zip(group, rewards, strict=True)]
-        return [replace(one, turns=tuple(new)) for one, new in zip(group, turns, strict=True)]
-
-
-def with_reward(turn: Turn, reward: float) -> Turn:
-    return replace(turn, reward=reward)
-
-
-def same_answer(answer: Any, wanted: Any) -> bool:
-    """Equal as text or as numbers, but for a full stop."""
-    first, second = (str(text).strip().rstrip(".。") for text in (answer, wanted))
-    try:
-        return float(first) == float(second)
-    except ValueError:
-        return bool(second) and equal_value(first, second)
+        given = [
+            tuple(replace(turn, reward=r) for turn, r in zip(one.turns, due, strict=True))
+            for one, due in zip(group, rewards, strict=True)
+        ]
+        return [replace(one, turns=turns) for one, turns in zip(group, given, strict=True)]
 
 
 def thought_quality(question: str, turns: Sequence[Turn]) -> float:

@@ -1,0 +1,80 @@
+"""`sharpen reward`: look at a reward before training on it."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+from sharpen.types import Message, SharpenError, StopReason, Task, Trajectory, Turn
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Try rewards on rows.")
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
+app.callback()(lambda: None)  # keeps `try` a verb of its own
+
+
+@app.command("try")
+def try_(
+    file: Annotated[str, typer.Argument(help="Tasks with a `response` or `messages`, or a set.")],
+    reward: Annotated[str, typer.Option(help="A reward's name, or file.py:name.")] = "agent",
+    config: Annotated[str, typer.Option(help="YAML file with a `reward:` block.")] = "",
+    limit: Annotated[int, typer.Option(help="Score so many rows.", min=1)] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Score rows and print the breakdown; for rows without a response, of gold and of nothing.
+
+    Example: sharpen reward try agent_benchmark:dev --reward my_reward.py:score --limit 5
+    """
+    from sharpen.config import load_yaml
+    from sharpen.data.sources import read_rows
+    from sharpen.rewards.compose import build_reward
+    from sharpen.rows import task_from_row
+
+    block = load_yaml(config) if config else reward
+    judge = build_reward(block.get("reward", block) if isinstance(block, dict) else block)
+    rows, values = list[dict](), defaultdict[str, list[float]](list)
+    for row in islice(read_rows(file), limit):
+        task = task_from_row(row.value, row.where)
+        for what, trajectory in responses(task, row.where):
+            found = judge.score(task, trajectory)
+            about = {"row": task.id or row.where, "what": what, "value": found.value}
+            rows.append(about | {"parts": dict(found.parts), "feedback": found.feedback})
+            values[what].append(found.value)
+            parts = "  ".join(f"{name} {part:.2f}" for name, part in found.parts.items() if part)
+            print(f"{found.value:7.3f}  {what:8}  {about['row']}\n{'':9}{parts}")
+            print(f"{'':9}{found.feedback}\n" if found.feedback else "")
+    if not rows:
+        raise SharpenError(f"{file}: no rows to score")
+    means = {what: sum(found) / len(found) for what, found in values.items()}
+    print(", ".join(f"{what}: mean {mean:.3f}" for what, mean in means.items()))
+    for reason, count in judge.failures.items():
+        print(f"failed {count} times: {reason}")
+    if as_json:
+        print(json.dumps({"mean": means, "failures": judge.failures, "rows": rows}))
+
+
+def responses(task: Task, where: str) -> Iterator[tuple[str, Trajectory]]:
+    """The row's own response; without one, gold's (where it is known) and nothing at all."""
+    from sharpen.calls import parse_message
+    from sharpen.rows import messages_from_wire
+    from sharpen.world.gold import gold_trajectory
+
+    said = task.metadata.get("messages", task.metadata.get("response", task.metadata.get("answer")))
+    if said is None:
+        if gold := gold_trajectory(task):
+            yield "gold", gold
+        yield "empty", Trajectory(task.id, (Turn(Message("assistant")),), StopReason.ANSWERED)
+        return
+    wire = said if isinstance(said, list) else [{"role": "assistant", "content": said}]
+    turns: list[Turn] = []
+    for message in messages_from_wire(wire, where, "response"):
+        if message.role == "assistant":
+            turns.append(Turn(message if message.tool_calls else parse_message(message.content)))
+        elif turns:
+            turns[-1] = replace(turns[-1], results=(*turns[-1].results, message))
+    yield "response", Trajectory(task.id, tuple(turns), StopReason.ANSWERED)
