@@ -68,6 +68,11 @@ def test_hashed_features_know_what_is_alike(near, far):
     assert np.allclose(np.linalg.norm([one, other, third], axis=1), 1, atol=1e-6)
 
 
+def test_a_chinese_word_of_two_characters_is_a_feature():
+    one, other, third = HashedEncoder(4096).encode(["查天气", "天气呢", "订机票"])
+    assert one @ other > 0.25 and abs(one @ third) < 0.1
+
+
 def test_hashed_features_depend_on_nothing_but_the_text():
     texts = [
         "",

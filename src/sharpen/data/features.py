@@ -51,12 +51,9 @@ class HashedEncoder:
         pairs = np.flatnonzero(han[:-1] & han[1:] & (rows[:-1] == rows[1:]))
         grams = np.flatnonzero(rows[:-2] == rows[2:])
         starts, words = word_sums(wide, han)
-        hashes = [
-            mixed(words),
-            mixed(wide[pairs] * ORDER + wide[pairs + 1] + np.uint64(1 << 40)),
-            mixed((wide[grams] * ORDER + wide[grams + 1]) * ORDER + wide[grams + 2]),
-        ]
-        hashed = np.concatenate(hashes)
+        two = wide[pairs] * ORDER + wide[pairs + 1] + np.uint64(1 << 40)
+        three = (wide[grams] * ORDER + wide[grams + 1]) * ORDER + wide[grams + 2]
+        hashed = mixed(np.concatenate([words, two, three]))
         owner = np.concatenate([rows[starts], rows[pairs], rows[grams]])
         bucket = (hashed % np.uint64(self.dims)).astype(np.int64)
         sign = 1.0 - 2.0 * (hashed >> np.uint64(63))

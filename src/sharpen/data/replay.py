@@ -101,8 +101,7 @@ class OnlineContinualLearner:
         return {"kept_by": [self.buffer_size, self.strategy], "heaps": heaps} | values
 
     def load_state(self, state: Json) -> None:
-        if state["kept_by"] != [self.buffer_size, self.strategy]:
-            asked = [self.buffer_size, self.strategy]
+        if state["kept_by"] != (asked := [self.buffer_size, self.strategy]):
             raise SharpenError(f"the replay buffer was kept by {state['kept_by']}, not by {asked}")
         version, numbers, spare = state["chance"]
         self.chance.setstate((version, tuple(numbers), spare))

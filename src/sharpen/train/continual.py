@@ -1,9 +1,5 @@
-"""Tasks learned one after another: what is forgotten, what is carried over, and three ways against
-forgetting (rehearsal, EWC, DER++) behind one interface.
-
-`train_sequence` runs a `Learner` over each task in turn and evaluates every task after each; the
-figures are pure functions of that matrix.
-"""
+"""Tasks learned one after another: what is forgotten and what is carried over, and three ways
+against forgetting (rehearsal, EWC, DER++) behind one interface."""
 
 from __future__ import annotations
 
@@ -62,8 +58,7 @@ class Rehearsal(Naive):
         self.buffer = buffer
 
     def rows(self, task: TaskRows) -> list[Datum]:
-        wanted = round(self.buffer.replay_ratio * len(task.train))
-        return [*task.train, *self.buffer.replay(wanted)]
+        return [*task.train, *self.buffer.replay(round(self.buffer.replay_ratio * len(task.train)))]
 
     def after(self, learner: Learner, task: TaskRows) -> None:
         self.keep(task.train, learner.logprobs(task.train))

@@ -15,6 +15,8 @@ from sharpen.train.batching import collate, micro_batches
 from sharpen.train.learner import LogprobModel
 from sharpen.types import Datum, Dialog, SharpenError
 
+Dialogs = Sequence[Dialog]
+
 
 class GradientInfluence:
     """Dialogs → the cosine of each one's gradient with the target's; with several task types in the
@@ -27,37 +29,29 @@ class GradientInfluence:
     """
 
     def __init__(
-        self,
-        model: Any,
-        renderer: Renderer,
-        target: Sequence[Dialog],
-        layers: int = 1,
-        rank: int = 16,
-        seed: int = 0,
+        self, model: Any, renderer: Renderer, target: Dialogs, layers: int = 1, rank: int = 16
     ):
         if not target:
             raise SharpenError("gradient influence: the target set has no rows")
         self.model, self.renderer, self.token_budget = model.eval(), renderer, 8192
-        self.core, chance = LogprobModel(model), torch.Generator().manual_seed(seed)
+        self.core, chance = LogprobModel(model), torch.Generator().manual_seed(0)
         device = self.core.head.weight.device
-        self.matrices: list[tuple[Any, list[torch.Tensor]]] = []
+        self.matrices: dict[Any, list[torch.Tensor]] = {}  # and the directions of both its sides
         for layer in list(self.core.decoder.layers)[-layers:]:
             for name, module in layer.named_modules():
                 inner = {"base_layer", "lora_A", "lora_B"} & set(name.split("."))
                 if hasattr(module, "in_features") and not inner:
                     widths = (module.in_features, module.out_features)
                     drawn = [torch.randn(w, min(rank, w), generator=chance) for w in widths]
-                    self.matrices.append(
-                        (module, [torch.linalg.qr(d)[0].to(device) for d in drawn])
-                    )
+                    self.matrices[module] = [torch.linalg.qr(d)[0].to(device) for d in drawn]
         found, kinds = self.features(target), np.array([dialog.task_type for dialog in target])
         means = [normalised(found[kinds == kind]).mean(0) for kind in sorted(set(kinds))]
         self.target_K_F = normalised(np.array(means))
 
-    def __call__(self, dialogs: Sequence[Dialog]) -> np.ndarray:
+    def __call__(self, dialogs: Dialogs) -> np.ndarray:
         return (normalised(self.features(dialogs)) @ self.target_K_F.T).max(1)
 
-    def features(self, dialogs: Sequence[Dialog]) -> np.ndarray:
+    def features(self, dialogs: Dialogs) -> np.ndarray:
         """One projected gradient each. No weight asks for a gradient meanwhile, so that layers
         before the probed ones take no part in the backward pass."""
         datums = list(self.renderer.render(dialogs))
@@ -82,14 +76,15 @@ class GradientInfluence:
             return output + slopes[module]
 
         with ExitStack() as hooks:
-            for module, _ in self.matrices:
+            for module in self.matrices:
                 hooks.callback(module.register_forward_hook(probe).remove)
             logprobs_N = self.core(batch)
         counts_B = torch.bincount(batch.row_N, minlength=len(datums))
-        wanted = [slopes[module] for module, _ in self.matrices]
-        grads = torch.autograd.grad(-(logprobs_N / counts_B[batch.row_N]).sum(), wanted)
+        total = -(logprobs_N / counts_B[batch.row_N]).sum()
+        grads = torch.autograd.grad(total, list(slopes.values()))
         parts = []
-        for (module, (left_I_R, right_O_R)), grad_B_T_O in zip(self.matrices, grads, strict=True):
+        for module, grad_B_T_O in zip(slopes, grads, strict=True):
+            left_I_R, right_O_R = self.matrices[module]
             left, right = inputs[module].float() @ left_I_R, grad_B_T_O.float() @ right_O_R
             parts.append(torch.einsum("btr,bts->brs", left, right).flatten(1))
         return torch.cat(parts, 1).cpu().numpy()
