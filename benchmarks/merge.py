@@ -43,7 +43,7 @@ def specs(shape: str) -> dict[str, Spec]:
     sizes["model.norm.weight"] = (hidden,)
     if not tied:
         sizes["lm_head.weight"] = (vocabulary, hidden)
-    return {name: Spec(torch.bfloat16, size) for name, size in sizes.items()}
+    return {name: Spec("bfloat16", size) for name, size in sizes.items()}
 
 
 def make_model(folder: Path, shape: str, seed: int, base_seed: int = 0) -> None:
@@ -67,8 +67,8 @@ def make_model(folder: Path, shape: str, seed: int, base_seed: int = 0) -> None:
                 values = torch.randn(size, generator=base) * 0.02
                 if seed:
                     values += torch.randn(size, generator=random) * 0.002
-            writer.write(name, start, values.bfloat16())
-    writer.finish()
+            writer.write(name, start * spec.columns, values.numpy())
+    writer.close()
     hidden, inner, layers, heads, groups, vocabulary, tied = SHAPES[shape]
     config = {
         "architectures": ["Qwen2ForCausalLM"],

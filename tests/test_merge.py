@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import merge_models as mm
 from sharpen.config import parse_config
-from sharpen.merge import checkpoint, stream, tiles
+from sharpen.merge import arrays, checkpoint, stream, tiles
 from sharpen.merge.merger import ModelMerger, merge_dicts, merge_domain_experts
 from sharpen.merge.method import METHODS
 from sharpen.merge.recipe import MergeConfig, evaluate
@@ -164,6 +164,39 @@ def test_average_refuses_weights_that_do_not_sum_to_one() -> None:
         ModelMerger.average_merge(some(0, torch.float32, 2), [0.5, 0.6])
 
 
+# ---- numbers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounding_is_that_of_torch(dtype: torch.dtype) -> None:
+    """Random numbers of every size, those half-way between two, and small integers."""
+    random, name = torch.Generator().manual_seed(0), str(dtype).removeprefix("torch.")
+    draws = torch.randn(60_000, generator=random)
+    halves = (draws.to(dtype).float().view(torch.int32) | (1 << arrays.NARROW[name][0] - 1)).view(
+        torch.float32
+    )
+    low, high = (1e-37, 1e33) if dtype == torch.bfloat16 else (0.0, 65_000)
+    sizes = torch.exp(draws * 30).clamp(low, high)
+    for values in (draws, -draws, halves, -halves, sizes, torch.arange(5000.0)):
+        wanted = values.to(dtype)
+        for copy in (values.clone(), values.clone().numpy()):
+            assert torch.equal(torch.as_tensor(arrays.rounded(copy, name)), wanted.float())
+        raw = torch.from_numpy(arrays.encode(values.clone().numpy(), name).view("int16"))
+        assert torch.equal(raw.view(dtype), wanted)
+        assert torch.equal(
+            torch.from_numpy(arrays.decode(raw.numpy().view(arrays.DTYPES[name][1]), name)),
+            wanted.float(),
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_eight_bit_floats_are_read(dtype: torch.dtype) -> None:
+    raw = torch.arange(256).to(torch.uint8)
+    found = arrays.decode(raw.numpy(), str(dtype).removeprefix("torch."))
+    wanted = raw.view(dtype).float()
+    torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=0, atol=0, equal_nan=True)
+
+
 # ---- settings --------------------------------------------------------------------------------
 
 
@@ -194,7 +227,7 @@ def test_the_result_does_not_depend_on_threads_tiles_or_shards(
         merge(recipe, tmp_path / name / "one", MergeOptions(seed=5, threads=1))
         with monkeypatch.context() as patch:
             patch.setattr(stream, "TILE_ELEMENTS", 37)
-            patch.setattr(stream, "WHOLE_BYTES", 100)
+            patch.setattr(stream, "LARGE_ELEMENTS", 300)
             merge(
                 recipe, tmp_path / name / "two", MergeOptions(seed=5, threads=3, shard_bytes=3000)
             )
@@ -207,6 +240,26 @@ def test_the_result_does_not_depend_on_threads_tiles_or_shards(
     index = json.loads((tmp_path / "ties" / "two" / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"]) == set(mm.load(base))
     assert all((tmp_path / "ties" / "two" / f).exists() for f in index["weight_map"].values())
+
+
+@pytest.mark.parametrize("method", sorted(MERGED))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_files_and_state_dicts_give_the_same(
+    tmp_path: Path, method: str, dtype: torch.dtype
+) -> None:
+    """Files are merged by numpy and state dicts by torch, as on a GPU."""
+    folders = mm.trio(tmp_path, dtype=dtype)
+    values = {k: v[0] if isinstance(v, list) else v for k, v in MERGED[method].items()}
+    models = [{"model": folder} for folder in folders[1:]]
+    recipe = config(merge_method=method, base_model=folders[0], models=models, parameters=values)
+    merge(recipe, tmp_path / "out", MergeOptions(seed=3))
+    known = METHODS[method].parameters.items()
+    filled = {n: p.default if p.scope == "shared" else [p.default] * 2 for n, p in known}
+    per_model = {k: [v, v] if isinstance(filled[k], list) else v for k, v in values.items()}
+    wanted = merge_dicts(method, [mm.load(f) for f in folders], filled | per_model, seed=3)
+    found = mm.load(tmp_path / "out")
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=torch.finfo(dtype).eps, atol=1e-7)
 
 
 def test_random_methods_follow_the_seed(tmp_path: Path) -> None:
@@ -350,7 +403,7 @@ def test_search_finds_the_better_weights(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_merging_never_imports_transformers(tmp_path: Path) -> None:
+def test_merging_on_a_cpu_imports_nothing_heavy(tmp_path: Path) -> None:
     base, *others = mm.trio(tmp_path)
     recipe = mm.recipe(
         tmp_path / "m.yaml",
@@ -361,7 +414,8 @@ def test_merging_never_imports_transformers(tmp_path: Path) -> None:
     code = (
         "import sys; sys.argv = ['sharpen', 'merge', *sys.argv[1:]]\n"
         "from sharpen.cli.main import main\nmain()\n"
-        "assert 'transformers' not in sys.modules and 'peft' not in sys.modules"
+        "heavy = {'torch', 'transformers', 'peft', 'optuna'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(recipe), str(tmp_path / "out"), "--json"],
@@ -374,16 +428,18 @@ def test_merging_never_imports_transformers(tmp_path: Path) -> None:
     assert made["merge_method"] == "ties" and made["seed"] == 0
 
 
-def test_selection_is_exact_across_tiles() -> None:
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_selection_is_exact_across_tiles(kind: str) -> None:
     values = torch.randn(64, 33).float()
-    pieces = values.split(5)
+    pieces = [p if kind == "torch" else p.numpy() for p in values.split(5)]
     x = tiles.Tiles(
-        len(pieces), lambda i: tiles.Tile((pieces[i],), i, i * 5 * 33), values.numel(), values.dtype
+        len(pieces), lambda i: tiles.Tile((pieces[i],), i, i * 5 * 33), values.numel(), "float32"
     )
     for k in (1, 7, 1000, values.numel()):
-        ((top,),) = tiles.select(x, lambda t: [tiles.magnitude_bits(t.tensors[0])], [[k]])
-        mask = torch.cat([top.mask(i, tiles.magnitude_bits(p)) for i, p in enumerate(pieces)]) != 0
+        ((top,),) = tiles.select(x, lambda t: [tiles.magnitudes(t.tensors[0])], [[k]])
+        masks = [torch.as_tensor(top.mask(i, tiles.magnitudes(p))) for i, p in enumerate(pieces)]
         limit = values.abs().reshape(-1).sort(descending=True).values[k - 1]
+        mask = torch.cat(masks)
         assert int(mask.sum()) == k and torch.equal(mask, values.abs() >= limit)
 
 

@@ -148,7 +148,7 @@ CASES: dict[str, tuple[Callable[[Models], dict], str]] = {
     ),
     "overflow": (
         lambda m: linear(m, parameters={"weight": 1e6, "normalize": False}, dtype="float16"),
-        "beyond the range of torch.float16",
+        "beyond the range of float16",
     ),
     "infinity": (infinite, "code: lm_head.weight: -inf at [2, 0]"),
     "truncated": (truncated, "math/model.safetensors: truncated"),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,15 +54,17 @@ def run(
 
     Example: sharpen merge recipe.yaml merged/ --set parameters.density=0.3
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the threads are ours: one a tensor
     score = ability_scorer(evaluate) if evaluate else None
     from sharpen.merge.recipe import load_recipe
     from sharpen.merge.stream import MergeOptions, keep_freed_memory, merge
 
     keep_freed_memory()
     recipe = load_recipe(config, set_ or [])
-    options = MergeOptions(seed, threads, device, int(shard_gb * 1e9), overwrite)
-    with shown_progress(as_json) as progress:
-        report = merge(recipe, out, options, progress)
+    size = int(shard_gb * 1e9)
+    report = merge(
+        recipe, out, MergeOptions(seed, threads, device, size, overwrite, show=not as_json)
+    )
     if score:
         report["abilities"] = score(Path(out))
     show(report, as_json)
@@ -167,36 +169,6 @@ def dev_objective(file: Path) -> Callable[[Path], float]:
     from sharpen.train.scoring import dev_loss
 
     return lambda folder: dev_loss(folder, file)
-
-
-@contextmanager
-def shown_progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on a terminal, a line every tenth elsewhere, nothing with `--json`."""
-    if quiet or not sys.stderr.isatty():
-        shown = -1
-
-        def line(name: str, done: int, total: int) -> None:
-            nonlocal shown
-            if not quiet and done * 10 // max(1, total) > shown:
-                shown = done * 10 // max(1, total)
-                print(f"{done / 1e9:.2f} of {total / 1e9:.2f} GB  {name}", file=sys.stderr)
-
-        yield line
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("")
-        yield lambda name, done, total: bar.update(
-            task, completed=done, total=total, description=name
-        )
 
 
 def show(report: Json, as_json: bool) -> None:

@@ -13,98 +13,92 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
-from torch.nn.functional import pad
+import numpy as np
 
-from sharpen.merge.checkpoint import Safetensors, Weights, open_model
-from sharpen.merge.vectors import Shifted
+from sharpen.merge.arrays import rounded
+from sharpen.merge.checkpoint import Model, open_files, open_model
+from sharpen.merge.vectors import shifted
 from sharpen.records import atomic_folder, read_json, write_json
 from sharpen.types import Json, SharpenError
 
-ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
-def open_reference(text: str, base: str | None = None) -> Weights:
-    if Path(text).exists() or "+" not in text:
-        if not (Path(text) / ADAPTER_CONFIG).exists():
-            return open_model(text)
+def open_reference(text: str, base: str | None = None) -> Model:
+    model, layer = text, ""
+    if not Path(text).exists() and "+" in text:
+        model, layer = text.split("+", 1)
+    elif (Path(text) / ADAPTER_CONFIG).exists():
         named = read_json(Path(text) / ADAPTER_CONFIG).get("base_model_name_or_path")
-        model = next((n for n in (named, base) if n and Path(n).is_dir()), None)
-        if model is None:
+        found = [name for name in (named, base) if name and Path(name).is_dir()]
+        if not found:
             raise SharpenError(f"{text}: its base model {named!r} is not a folder here")
-        return layered(open_model(model), Path(text))
-    model, layer = text.split("+", 1)
-    return layered(open_model(model), Path(layer))
-
-
-def layered(model: Weights, layer: Path) -> Weights:
-    if layer.suffix == ".safetensors":
-        return Shifted(model, layer)
-    return Adapted(model, Adapter(layer))
+        model, layer = found[0], text
+    if not layer:
+        return open_model(model)
+    over = shifted if layer.endswith(".safetensors") else adapted
+    return over(open_model(model), Path(layer))
 
 
 @dataclass(frozen=True)
 class LowRank:
     """up @ down, to be added to a weight; `magnitude` gives its rows their length (DoRA)."""
 
-    up: Tensor  # [rows, rank]
-    down: Tensor  # [rank, columns]
-    magnitude: Tensor | None = None
+    up: np.ndarray  # [rows, rank]
+    down: np.ndarray  # [rank, columns]
+    magnitude: np.ndarray | None = None
 
 
+@dataclass(frozen=True)
 class Adapter:
-    """A PEFT LoRA adapter folder: module → low-rank update, and whole tensors that it replaces."""
+    """A PEFT LoRA adapter folder."""
 
-    def __init__(self, folder: Path):
-        if not (folder / ADAPTER_CONFIG).exists():
-            raise SharpenError(f"{folder}: has no {ADAPTER_CONFIG}, so it is not an adapter folder")
-        self.folder, self.config = folder, read_json(folder / ADAPTER_CONFIG)
-        if self.config.get("peft_type") != "LORA":
-            raise SharpenError(f"{folder}: {self.config.get('peft_type')} is not a LoRA adapter")
-        file = folder / "adapter_model.safetensors"
-        if not file.exists():
-            raise SharpenError(f"{folder}: has no adapter_model.safetensors")
-        self.stored = Safetensors(folder, [file], self.config)
-        self.updates: dict[str, LowRank] = {}
-        self.replaced: dict[str, str] = {}  # tensor of the model → tensor of the adapter
-        names = {n.removeprefix("base_model.model."): n for n in self.stored.tensors}
-        for name, key in names.items():
-            if ".lora_" not in name:
-                self.replaced[name.replace(".base_layer.", ".")] = key
-            elif ".lora_A." in name or ".lora_embedding_A" in name:
-                self.updates[name.split(".lora_")[0]] = self.update(name, names)
-            elif not any(part in name for part in (".lora_B.", "_B", ".lora_magnitude_vector")):
-                raise SharpenError(f"{file}: cannot merge {name}")
+    folder: Path
+    config: Json
+    stored: Model
+    updates: Mapping[str, LowRank]  # of modules
+    replaced: Mapping[str, str]  # tensor of the model → tensor of the adapter
 
-    def read(self, key: str) -> Tensor:
-        spec = self.stored.tensors[key]
-        return self.stored.rows(key, 0, spec.rows).reshape(spec.shape).float()
 
-    def update(self, name: str, names: Mapping[str, str]) -> LowRank:
-        module = name.split(".lora_")[0]
-        partner = name.replace("lora_A", "lora_B").replace("lora_embedding_A", "lora_embedding_B")
-        if partner not in names:
-            raise SharpenError(f"{self.folder}: has {name} but not {partner}")
-        down, up = self.read(names[name]), self.read(names[partner])
-        if down.dim() != 2 or up.dim() != 2:
-            raise SharpenError(f"{self.folder}: {module}: only matrices can be merged")
-        turned = "lora_embedding_" in name or bool(self.config.get("fan_in_fan_out"))
-        if turned:
-            down, up = up.T, down.T
-        rank = min(down.shape[0], up.shape[1])
-        alpha = pattern(
-            self.config.get("alpha_pattern"), module, self.config.get("lora_alpha", rank)
-        )
-        scale = alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
-        vector = next(
-            (k for n, k in names.items() if n.startswith(f"{module}.lora_magnitude")), None
-        )
-        if vector and turned:
-            raise SharpenError(f"{self.folder}: {module}: DoRA is merged on linear layers only")
-        magnitude = self.read(vector).reshape(-1, 1) if vector else None
-        return LowRank((up * scale).contiguous(), down.contiguous(), magnitude)
+def open_adapter(folder: Path) -> Adapter:
+    for file in (ADAPTER_CONFIG, WEIGHTS):
+        if not (folder / file).exists():
+            raise SharpenError(f"{folder}: has no {file}, so it is not an adapter folder")
+    config = read_json(folder / ADAPTER_CONFIG)
+    if config.get("peft_type") != "LORA":
+        raise SharpenError(f"{folder}: {config.get('peft_type')} is not a LoRA adapter")
+    stored = open_files(folder, [folder / WEIGHTS], config)
+    updates: dict[str, LowRank] = {}
+    replaced: dict[str, str] = {}
+    names = {n.removeprefix("base_model.model."): n for n in stored.tensors}
+    for name, key in names.items():
+        if ".lora_" not in name:
+            replaced[name.replace(".base_layer.", ".")] = key
+        elif ".lora_A." in name or ".lora_embedding_A" in name:
+            updates[name.split(".lora_")[0]] = update_of(stored, name, names)
+        elif not any(part in name for part in (".lora_B.", "_B", ".lora_magnitude_vector")):
+            raise SharpenError(f"{folder / WEIGHTS}: cannot merge {name}")
+    return Adapter(folder, config, stored, updates, replaced)
+
+
+def update_of(stored: Model, name: str, names: Mapping[str, str]) -> LowRank:
+    module, config = name.split(".lora_")[0], stored.config
+    partner = name.replace("lora_A", "lora_B").replace("lora_embedding_A", "lora_embedding_B")
+    if partner not in names:
+        raise SharpenError(f"{stored.where}: has {name} but not {partner}")
+    down, up = stored.whole(names[name]), stored.whole(names[partner])
+    if down.ndim != 2 or up.ndim != 2:
+        raise SharpenError(f"{stored.where}: {module}: only matrices can be merged")
+    turned = "lora_embedding_" in name or bool(config.get("fan_in_fan_out"))
+    if turned:
+        down, up = up.T, down.T
+    rank = min(down.shape[0], up.shape[1])
+    alpha = pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", rank))
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    vector = next((k for n, k in names.items() if n.startswith(f"{module}.lora_magnitude")), None)
+    if vector and turned:
+        raise SharpenError(f"{stored.where}: {module}: DoRA is merged on linear layers only")
+    return LowRank(up * scale, down, stored.whole(vector).reshape(-1, 1) if vector else None)
 
 
 def pattern(table: Any, module: str, default: float) -> float:
@@ -115,39 +109,38 @@ def pattern(table: Any, module: str, default: float) -> float:
     return default
 
 
-class Adapted:
+def adapted(model: Model, folder: Path) -> Model:
     """A model with an adapter merged into what is read."""
+    adapter = open_adapter(folder)
+    updates = {f"{module}.weight": update for module, update in adapter.updates.items()}
+    for name in [*updates, *adapter.replaced]:
+        if name not in model.tensors:
+            raise SharpenError(f"{folder}: adapts {name}, which {model.where} lacks")
+    tensors = dict(model.tensors)
+    for name, key in adapter.replaced.items():
+        tensors[name] = replace(tensors[name], shape=adapter.stored.tensors[key].shape)
+    for name, update in updates.items():
+        shape = (update.up.shape[0], update.down.shape[1])
+        if tensors[name].shape != shape:
+            raise SharpenError(
+                f"{folder}: {name}: {shape[0]} x {shape[1]} does not fit the model's "
+                f"{list(tensors[name].shape)}"
+            )
 
-    def __init__(self, model: Weights, adapter: Adapter):
-        self.where, self.folder = f"{model.where}+{adapter.folder}", model.folder
-        self.config, self.model, self.adapter = model.config, model, adapter
-        for name in [*(f"{m}.weight" for m in adapter.updates), *adapter.replaced]:
-            if name not in model.tensors:
-                raise SharpenError(f"{adapter.folder}: adapts {name}, which {model.where} lacks")
-        self.tensors = dict(model.tensors)
-        for name, key in adapter.replaced.items():
-            shape = adapter.stored.tensors[key].shape
-            self.tensors[name] = replace(model.tensors[name], shape=shape)
-        for module, update in adapter.updates.items():
-            shape = model.tensors[f"{module}.weight"].shape
-            if shape != (update.up.shape[0], update.down.shape[1]):
-                raise SharpenError(
-                    f"{adapter.folder}: {module}: {update.up.shape[0]} x {update.down.shape[1]} "
-                    f"does not fit the model's {list(shape)}"
-                )
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        if name in self.adapter.replaced:
-            key = self.adapter.replaced[name]
-            return self.adapter.stored.rows(key, start, stop).to(self.tensors[name].dtype)
-        found = self.model.rows(name, start, stop)
-        update = self.adapter.updates.get(name.removesuffix(".weight"))
-        if update is None or not name.endswith(".weight"):
+    def read(name: str, start: int, stop: int) -> np.ndarray:
+        if name in adapter.replaced:
+            found = adapter.stored.read(adapter.replaced[name], start, stop)
+            return rounded(found, tensors[name].dtype)
+        found = model.read(name, start, stop)
+        if name not in updates:
             return found
-        result = torch.addmm(found.float(), update.up[start:stop], update.down)
+        update = updates[name]
+        found += update.up[start:stop] @ update.down
         if update.magnitude is not None:
-            result *= update.magnitude[start:stop] / result.norm(dim=1, keepdim=True)
-        return result.to(found.dtype)
+            found *= update.magnitude[start:stop] / np.linalg.norm(found, axis=1, keepdims=True)
+        return rounded(found, tensors[name].dtype)
+
+    return replace(model, where=f"{model.where}+{folder}", tensors=tensors, read=read)
 
 
 def merge_adapters(
@@ -158,66 +151,59 @@ def merge_adapters(
 ) -> Json:
     """The adapter of rank `rank` nearest to the weighted sum of several, module by module (by SVD
     in the space that they span). Returns how much of the sum's energy it keeps."""
-    adapters = [Adapter(Path(folder)) for folder in folders]
+    from safetensors.numpy import save_file
+
+    adapters = [open_adapter(Path(folder)) for folder in folders]
     shares = list(weights or [1 / len(adapters)] * len(adapters))
     if len(shares) != len(adapters):
         raise SharpenError(f"{len(shares)} weights for {len(adapters)} adapters")
     if rank < 1:
         raise SharpenError(f"rank {rank}: must be at least 1")
     for adapter in adapters:
-        odd = [
-            *adapter.replaced,
-            *(m for m, u in adapter.updates.items() if u.magnitude is not None),
-        ]
-        if odd:
-            raise SharpenError(f"{adapter.folder}: {odd[0]}: only plain LoRA updates can be merged")
-    tensors: dict[str, Tensor] = {}
-    kept = whole = 0.0
+        dora = [m for m, update in adapter.updates.items() if update.magnitude is not None]
+        for name in [*adapter.replaced, *dora]:
+            raise SharpenError(f"{adapter.folder}: {name}: only plain LoRA updates can be merged")
+    tensors: dict[str, np.ndarray] = {}
+    energies = []
+    pairs = list(zip(adapters, shares, strict=True))
     for module in dict.fromkeys(m for adapter in adapters for m in adapter.updates):
-        parts = [
-            (a.updates[module], w)
-            for a, w in zip(adapters, shares, strict=True)
-            if module in a.updates
-        ]
-        up, down, energies = nearest(parts, rank, f"{module} of {', '.join(map(str, folders))}")
-        kept, whole = kept + energies[0], whole + energies[1]
+        parts = [(a.updates[module], share) for a, share in pairs if module in a.updates]
+        down, up, kept, whole = nearest(parts, rank, f"{module} of {', '.join(map(str, folders))}")
+        energies.append((kept, whole))
+        names = ("lora_A.weight", "lora_B.weight")
         embedding = "embed" in module.rsplit(".", 1)[-1]
-        names = (
-            ("lora_embedding_A", "lora_embedding_B")
-            if embedding
-            else ("lora_A.weight", "lora_B.weight")
-        )
-        pair = (
-            (up.T, down.T) if embedding or adapters[0].config.get("fan_in_fan_out") else (down, up)
-        )
-        for name, tensor in zip(names, pair, strict=True):
-            tensors[f"base_model.model.{module}.{name}"] = tensor.contiguous()
+        if embedding:
+            names = ("lora_embedding_A", "lora_embedding_B")
+        if embedding or adapters[0].config.get("fan_in_fan_out"):
+            down, up = up.T, down.T
+        for name, tensor in zip(names, (down, up), strict=True):
+            tensors[f"base_model.model.{module}.{name}"] = np.ascontiguousarray(tensor)
     config = adapters[0].config | {"r": rank, "lora_alpha": rank, "use_rslora": False}
     config |= {"rank_pattern": {}, "alpha_pattern": {}}
     config["target_modules"] = sorted({m.rsplit(".", 1)[-1] for a in adapters for m in a.updates})
     with atomic_folder(out) as folder:
-        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         write_json(folder / ADAPTER_CONFIG, config)
-    return {
-        "modules": len(tensors) // 2,
-        "rank": rank,
-        "energy_kept": kept / whole if whole else 1.0,
-    }
+    kept, whole = np.sum(energies, axis=0)
+    share = float(kept / whole) if whole else 1.0
+    return {"modules": len(energies), "rank": rank, "energy_kept": share}
 
 
 def nearest(
     parts: Sequence[tuple[LowRank, float]], rank: int, where: str
-) -> tuple[Tensor, Tensor, tuple[float, float]]:
-    """up [rows, rank] and down [rank, columns] of the best approximation; its energy and the
+) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """down [rank, columns] and up [rows, rank] of the best approximation; its energy and the
     sum's."""
     if len({(u.up.shape[0], u.down.shape[1]) for u, _ in parts}) > 1:
         raise SharpenError(f"{where}: shapes differ")
-    left, core_left = torch.linalg.qr(torch.cat([u.up * w for u, w in parts], dim=1))
-    right, core_right = torch.linalg.qr(torch.cat([u.down for u, _ in parts]).T)
-    u, s, v = torch.linalg.svd(core_left @ core_right.T)
-    root = s[:rank].sqrt()
-    up, down = left @ (u[:, :rank] * root), (v[:rank] * root[:, None]) @ right.T
-    short = rank - up.shape[1]  # every module has the same rank in PEFT: fill up with zeros
-    if short > 0:
-        up, down = pad(up, (0, short)), pad(down, (0, 0, 0, short))
-    return up, down, (float(s[:rank].square().sum()), float(s.square().sum()))
+    left, core_left = np.linalg.qr(np.hstack([u.up * w for u, w in parts]))
+    right, core_right = np.linalg.qr(np.vstack([u.down for u, _ in parts]).T)
+    u, s, v = np.linalg.svd(core_left @ core_right.T)
+    kept = min(rank, len(s))
+    root = np.sqrt(s[:kept])
+    # every module has the same rank in PEFT: what is short of it stays zero
+    down = np.zeros((rank, right.shape[0]), dtype=np.float32)
+    up = np.zeros((left.shape[0], rank), dtype=np.float32)
+    down[:kept] = (v[:kept] * root[:, None]) @ right.T
+    up[:, :kept] = left @ (u[:, :kept] * root)
+    return down, up, float((s[:kept] ** 2).sum()), float((s**2).sum())

@@ -10,38 +10,23 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from sharpen.merge.arrays import DTYPES, NAMES, decode, encode, itemsize
 from sharpen.records import read_json, write_json
 from sharpen.types import Json, SharpenError
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_HEADER_BYTES = 100 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    dtype: torch.dtype
+    dtype: str
     shape: tuple[int, ...]
 
     @property
@@ -50,63 +35,52 @@ class Spec:
 
     @property
     def columns(self) -> int:
-        return math.prod(self.shape[1:]) if len(self.shape) > 1 else math.prod(self.shape)
+        return math.prod(self.shape[1:] if len(self.shape) > 1 else self.shape)
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+        return math.prod(self.shape) * itemsize(self.dtype)
 
 
-class Weights(Protocol):
+@dataclass(frozen=True, eq=False)
+class Model:
     """Named tensors that can be read by rows: a model folder, or one with a layer over it."""
 
     where: str
     folder: Path
     config: Json
+    tensors: Mapping[str, Spec]
+    read: Callable[[str, int, int], np.ndarray]  # tensor, first row, row after the last
 
-    @property
-    def tensors(self) -> Mapping[str, Spec]: ...
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    file: Path
-    offset: int
+    def whole(self, name: str) -> np.ndarray:
+        spec = self.tensors[name]
+        return self.read(name, 0, spec.rows).reshape(spec.shape)
 
 
-class Safetensors:
+def open_files(folder: Path, files: Sequence[Path], config: Json) -> Model:
     """Tensors of one or several safetensors files."""
+    tensors: dict[str, Spec] = {}
+    places: dict[str, tuple[Path, int]] = {}
+    for file in files:
+        for name, (spec, offset) in read_header(file).items():
+            tensors[name], places[name] = spec, (file, offset)
 
-    def __init__(self, folder: Path, files: Sequence[Path], config: Json):
-        self.where, self.folder, self.config = str(folder), folder, config
-        self.tensors: dict[str, Spec] = {}
-        self.places: dict[str, Place] = {}
-        self.handles: dict[Path, int] = {}
-        for file in files:
-            for name, (spec, offset) in read_header(file).items():
-                self.tensors[name], self.places[name] = spec, Place(file, offset)
-            self.handles[file] = os.open(file, os.O_RDONLY)
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        spec, place = self.tensors[name], self.places[name]
-        width = spec.columns * spec.dtype.itemsize
-        buffer = torch.empty((stop - start) * width, dtype=torch.uint8)
-        view, at = buffer.numpy().data, place.offset + start * width
-        while view:
-            count = os.preadv(self.handles[place.file], [view], at)
-            if count == 0:
-                raise SharpenError(f"{place.file}: ended while {name} was read")
-            view, at = view[count:], at + count
-        return buffer.view(spec.dtype).reshape(stop - start, spec.columns)
-
-    def __del__(self) -> None:
-        for handle in getattr(self, "handles", {}).values():
+    def read(name: str, start: int, stop: int) -> np.ndarray:
+        spec, (file, offset) = tensors[name], places[name]
+        raw = np.empty((stop - start, spec.columns), dtype=DTYPES[spec.dtype][1])
+        handle = os.open(file, os.O_RDONLY)
+        try:
+            at = offset + start * spec.columns * raw.itemsize
+            if raw.size and os.preadv(handle, [raw.data], at) != raw.nbytes:
+                raise SharpenError(f"{file}: ended while {name} was read")
+        finally:
             os.close(handle)
+        return decode(raw, spec.dtype)
+
+    return Model(str(folder), folder, config, tensors, read)
 
 
-def open_model(folder: str | Path) -> Safetensors:
+def open_model(folder: str | Path) -> Model:
     """A model folder with `config.json` and safetensors weights; anything else is an error that
     says what to do."""
     folder = Path(folder)
@@ -130,7 +104,7 @@ def open_model(folder: str | Path) -> Safetensors:
                 f"{folder}: {pickled[0]} is a pickle, which can run code; convert it to safetensors"
             )
         raise SharpenError(f"{folder}: has no .safetensors weights")
-    return Safetensors(folder, files, read_json(folder / "config.json"))
+    return open_files(folder, files, read_json(folder / "config.json"))
 
 
 def read_header(file: Path) -> dict[str, tuple[Spec, int]]:
@@ -148,18 +122,17 @@ def read_header(file: Path) -> dict[str, tuple[Spec, int]]:
         raise SharpenError(f"{file}: its header is not JSON") from None
     header.pop("__metadata__", None)
     found = {name: entry_of(file, name, entry) for name, entry in header.items()}
-    end = max((offset + spec.nbytes for spec, offset in found.values()), default=0)
-    if 8 + length + end > size:
+    end = 8 + length + max((offset + spec.nbytes for spec, offset in found.values()), default=0)
+    if end > size:
         raise SharpenError(
-            f"{file}: truncated: its header promises {8 + length + end:,} bytes, the file has "
-            f"{size:,}"
+            f"{file}: truncated: its header promises {end:,} bytes, the file has {size:,}"
         )
     return {name: (spec, 8 + length + offset) for name, (spec, offset) in found.items()}
 
 
 def entry_of(file: Path, name: str, entry: Any) -> tuple[Spec, int]:
     try:
-        spec = Spec(DTYPES[entry["dtype"]], tuple(int(n) for n in entry["shape"]))
+        spec = Spec(NAMES[entry["dtype"]], tuple(int(n) for n in entry["shape"]))
         begin, end = entry["data_offsets"]
     except (KeyError, TypeError, ValueError):
         raise SharpenError(f"{file}: cannot read tensor {name}: {str(entry)[:80]}") from None
@@ -172,66 +145,52 @@ class ShardWriter:
     """Safetensors files of known layout, written piece by piece."""
 
     def __init__(self, folder: Path, specs: Mapping[str, Spec], shard_bytes: int):
-        self.folder, self.total = folder, sum(spec.nbytes for spec in specs.values())
-        self.places: dict[str, tuple[int, int, int]] = {}  # handle, offset, bytes a row
+        self.specs = specs
+        self.places: dict[str, tuple[int, int]] = {}  # handle and offset of each tensor
         self.handles: list[int] = []
         shards = split(specs, shard_bytes)
-        self.names = [shard_name(i, len(shards)) for i in range(len(shards))]
-        self.index = {
-            name: file for shard, file in zip(shards, self.names, strict=True) for name in shard
-        }
-        for shard, file in zip(shards, self.names, strict=True):
-            self.open(folder / file, {name: specs[name] for name in shard})
+        self.files = [f"model-{i + 1:05d}-of-{len(shards):05d}" for i in range(len(shards))]
+        self.files = [f"{n}.safetensors" for n in (self.files if len(shards) > 1 else ["model"])]
+        for file, names in zip(self.files, shards, strict=True):
+            self.open(folder / file, names)
+        if len(shards) > 1:
+            pairs = zip(self.files, shards, strict=True)
+            index: Json = {"metadata": {"total_size": sum(s.nbytes for s in specs.values())}}
+            index["weight_map"] = {name: file for file, names in pairs for name in names}
+            write_json(folder / "model.safetensors.index.json", index)
 
-    def open(self, file: Path, specs: Mapping[str, Spec]) -> None:
+    def open(self, file: Path, names: Sequence[str]) -> None:
         header: Json = {"__metadata__": {"format": "pt"}}
         end = 0
-        for name, spec in specs.items():
-            header[name] = {
-                "dtype": NAMES[spec.dtype],
-                "shape": list(spec.shape),
-                "data_offsets": [end, end + spec.nbytes],
-            }
+        for name in names:
+            spec, begin = self.specs[name], end
             end += spec.nbytes
+            header[name] = {"dtype": DTYPES[spec.dtype][0], "shape": list(spec.shape)}
+            header[name]["data_offsets"] = [begin, end]
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         self.handles.append(handle)
         os.pwrite(handle, len(text).to_bytes(8, "little") + text, 0)
         os.ftruncate(handle, 8 + len(text) + end)
-        for name, spec in specs.items():
-            offset = 8 + len(text) + header[name]["data_offsets"][0]
-            self.places[name] = handle, offset, spec.columns * spec.dtype.itemsize
+        for name in names:
+            self.places[name] = handle, 8 + len(text) + header[name]["data_offsets"][0]
 
-    def write(self, name: str, start: int, rows: Tensor) -> None:
-        """Rows of a tensor, from row `start` on."""
-        self.write_at(name, start * self.places[name][2], rows)
-
-    def write_at(self, name: str, offset: int, values: Tensor) -> None:
-        """Values from byte `offset` of a tensor on."""
-        handle, begin, _ = self.places[name]
-        begin = at = begin + offset
-        view = values.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    def write(self, name: str, start: int, values: np.ndarray) -> None:
+        """Values from element `start` of a tensor on; they may be changed."""
+        raw = encode(np.ascontiguousarray(values), self.specs[name].dtype)
+        handle, begin = self.places[name]
+        begin = at = begin + start * raw.itemsize
+        view = raw.reshape(-1).view(np.uint8).data
         while view:
             count = os.pwrite(handle, view, at)
             view, at = view[count:], at + count
-        if hasattr(
-            os, "posix_fadvise"
-        ):  # starts writing back, so that the last sync has less to do
+        if hasattr(os, "posix_fadvise"):  # starts writing back: the last sync has less to do
             os.posix_fadvise(handle, begin, at - begin, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        for handle in self.handles:
-            os.close(handle)
-        self.handles = []
-
-    def finish(self) -> None:
-        self.close()
-        if len(self.names) > 1:
-            write_json(
-                self.folder / "model.safetensors.index.json",
-                {"metadata": {"total_size": self.total}, "weight_map": self.index},
-            )
+        while self.handles:
+            os.close(self.handles.pop())
 
 
 def split(specs: Mapping[str, Spec], limit: int) -> list[list[str]]:
@@ -245,9 +204,3 @@ def split(specs: Mapping[str, Spec], limit: int) -> list[list[str]]:
         shards[-1].append(name)
         used += spec.nbytes
     return shards
-
-
-def shard_name(index: int, count: int) -> str:
-    return (
-        "model.safetensors" if count == 1 else f"model-{index + 1:05d}-of-{count:05d}.safetensors"
-    )

@@ -1,67 +1,44 @@
 """Merge methods on task vectors: prune each, mix them, add the result to the base.
 
-Values are rounded to the working dtype after each step, as mergekit does, so that results agree;
-bit operations stand in for comparisons and selections, which are slow on half precision.
+Values are rounded to the working dtype after each step, as mergekit does, so that results agree.
+Only methods that draw at random, which agree with nothing bit for bit, are rounded once at the end.
+What is pruned is multiplied by 0, so that a NaN is still seen in the result.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from sharpen.merge.method import Kernel, Method, PerTuned, add, merge_method, parameters_of
-from sharpen.merge.tiles import (
-    BITS,
-    CHANCES,
-    NotFinite,
-    Tile,
-    Tiles,
-    all_finite,
-    magnitude_bits,
-    masked,
-    select,
-)
+from sharpen.merge.arrays import Array, bits, cast, like, module, packed, unpacked, wide
+from sharpen.merge.method import Kernel, Method, PerTuned, add, parameters_of
+from sharpen.merge.tiles import CHANCES, Tile, Tiles, magnitudes, select
 from sharpen.types import SharpenError
 
 Rescale = bool | Literal["density"]
-Sparse = Callable[[Tile, int, Tensor], Tensor]  # tile, which tuned model, its delta → pruned delta
-Pruning = tuple[Sparse, list[float] | None]  # and what each pruned delta is multiplied by
+Keep = Callable[[Tile, int, Array], Array | None]  # of tuned model i's delta; None keeps all
+Pruning = tuple[Keep, Sequence[float]]  # and what each pruned delta is multiplied by
 
 
-def deltas(tile: Tile) -> list[Tensor]:
-    """Task vectors of a tile, free to be changed."""
+def deltas(x: Tiles, tile: Tile) -> list[Array]:
+    """Task vectors, in the place of the tuned tensors."""
     base, *tuned = tile.tensors
-    return tile.kept.pop("deltas", None) or [tensor - base for tensor in tuned]
+    for tensor in tuned:
+        tensor -= base
+        x.round(tensor)
+    return tuned
 
 
-def total(tensors: Sequence[Tensor]) -> Tensor:
-    """Their sum as a new tensor, rounded once."""
-    if len(tensors) <= 2:
-        return tensors[0] + tensors[1] if len(tensors) == 2 else tensors[0].clone()
-    result = torch.add(wide(tensors[0]), wide(tensors[1]))
-    for tensor in tensors[2:]:
-        result.add_(wide(tensor))
-    return result.to(tensors[0].dtype)
-
-
-def wide(tensor: Tensor) -> Tensor:
-    return tensor.to(wide_dtype(tensor.dtype))
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def present(vector: Tensor, weight: Tensor) -> Tensor:
-    """The weight where a value is not 0, else 0; by bits, and in place."""
-    kind = BITS[vector.dtype]
-    bits = vector.view(kind).bitwise_and_(torch.iinfo(kind).max).neg_()
-    bits.bitwise_right_shift_(torch.iinfo(kind).bits - 1)
-    return bits.bitwise_and_(int(weight.view(kind))).view(vector.dtype)
+def total(arrays: Sequence[Array]) -> Array:
+    """Their sum as a new array."""
+    result = arrays[0] + (arrays[1] if len(arrays) > 1 else 0)
+    for array in arrays[2:]:
+        result += array
+    return result
 
 
 @dataclass(frozen=True)
@@ -75,88 +52,107 @@ class Mix:
     elect: bool | None = None
 
 
-def arithmetic(mix: Mix, pruning: Pruning | None) -> Kernel:
+def arithmetic(x: Tiles, mix: Mix, pruning: Pruning | None) -> Kernel:
     """base + mixed task vectors."""
-    sparse, factors = pruning or (None, None)
+    weights = x.round(np.array(mix.weight, dtype=wide(x.dtype)))
+    keep, factors = pruning or (None, [1.0] * len(weights))
 
-    def kernel(tile: Tile) -> Tensor:
-        base, vectors = tile.tensors[0], tile.kept.pop("pruned", None)
-        if vectors is None:
-            vectors = deltas(tile)
-            for i, vector in enumerate(vectors if sparse else []):
-                sparse(tile, i, vector)  # type: ignore[misc]
-        if not vectors:
-            return base
-        weights = torch.tensor(mix.weight, dtype=base.dtype)
+    def kernel(tile: Tile) -> Array:
+        vectors = deltas(x, tile)
         for i, vector in enumerate(vectors):
-            factor = weights[i].item() * (factors[i] if factors else 1.0)
-            if factor != 1:
-                vector.mul_(factor)
+            mask = keep(tile, i, vector) if keep else None
+            if mask is not None:
+                vector *= mask
+            multiply(x, vector, float(weights[i]) * factors[i])
+        if not vectors:
+            return tile.tensors[0]
         if mix.elect is not None:
-            mixed = agreed(vectors, weights, mix)
+            mixed = agreed(x, vectors, weights, mix)
         else:
-            mixed, divisor = total(vectors), weights.sum().item()
+            mixed, divisor = x.round(total(vectors)), float(x.round(weights.sum(keepdims=True))[0])
             if mix.normalize and abs(divisor) >= 1e-8:
-                mixed = mixed.div_(divisor)
-        return base + (mixed if mix.scale == 1 else mixed.mul_(mix.scale))
+                mixed /= divisor
+                x.round(mixed)
+        multiply(x, mixed, mix.scale)
+        mixed += tile.tensors[0]
+        return mixed
 
     return kernel
 
 
-def agreed(vectors: Sequence[Tensor], weights: Tensor, mix: Mix) -> Tensor:
-    """The sum (or weighted mean) of those values whose sign is the sign of the sum. Signs are moved
-    as bits: a disagreeing value turns negative and is clamped away."""
-    kind = BITS[vectors[0].dtype]
-    sign = total(vectors).view(kind).bitwise_and_(torch.iinfo(kind).min)
+def multiply(x: Tiles, values: Array, factor: float) -> None:
+    if factor != 1:
+        values *= factor
+        if abs(math.frexp(factor)[0]) != 0.5:  # by a power of two nothing needs rounding
+            x.round(values)
+
+
+def agreed(x: Tiles, vectors: Sequence[Array], weights: np.ndarray, mix: Mix) -> Array:
+    """The sum (or weighted mean) of those values whose sign is the sign of the sum."""
+    sign = sign_of(total(vectors))
     if mix.elect:
-        for vector in vectors:
-            vector.view(kind).bitwise_xor_(sign)
-            vector.clamp_(min=0)
-    mixed = total(vectors)
+        keep_sign(vectors, sign)
+    mixed = x.round(total(vectors))
     if mix.normalize:
-        divisor = total([present(v, w) for v, w in zip(vectors, weights, strict=True)])
-        if min(weights.tolist()) > 0:  # zero only where nothing is left, and there mixed is 0 too
-            divisor.clamp_(min=weights.min().item())
-        else:
-            divisor = torch.where(divisor == 0, torch.ones_like(divisor), divisor)
-        mixed.div_(divisor)
-    if mix.elect:
-        mixed.view(kind).bitwise_xor_(sign)
-    return mixed
+        pairs = zip(vectors, weights, strict=True)
+        divisor = x.round(total([(vector != 0) * weight for vector, weight in pairs]))
+        divisor += divisor == 0
+        mixed /= divisor
+        x.round(mixed)
+    return turned(mixed, sign) if mix.elect else mixed
 
 
-def rescaled(x: Tiles, sparse: Sparse, density: Sequence[float], rescale: Rescale) -> Pruning:
-    """`sparse` with what brings each pruned task vector back to its size: the sum of magnitudes
+def sign_of(values: Array) -> Array:
+    """Sign bits alone, in their place."""
+    found = bits(values)
+    found &= -1 << (8 * values.itemsize - 1)
+    return found
+
+
+def turned(values: Array, sign: Array) -> Array:
+    """Values with their sign changed where `sign` is set; in place."""
+    found = bits(values)
+    found ^= sign
+    return values
+
+
+def keep_sign(vectors: Sequence[Array], sign: Array) -> None:
+    """The size of values that have that sign, 0 for others; in place."""
+    for vector in vectors:
+        turned(vector, sign)
+        module(vector).clip(vector, 0, None, out=vector)
+
+
+def rescaled(x: Tiles, keep: Keep, density: Sequence[float], rescale: Rescale) -> Pruning:
+    """`keep` with what brings each pruned task vector back to its size: the sum of magnitudes
     before pruning over that after it, or 1/density."""
     if not rescale or all(share >= 1 for share in density):
-        return sparse, None
+        return keep, [1.0] * len(density)
     if rescale == "density":
-        return sparse, [1 / share if 0 < share < 1 else 1.0 for share in density]
+        return keep, [1 / share if 0 < share < 1 else 1.0 for share in density]
 
-    def sums(tile: Tile) -> Tensor:
-        table = torch.zeros(len(density), 2, dtype=torch.float64)
-        vectors = deltas(tile)
-        for i, vector in enumerate(vectors):
-            table[i, 0] = size(vector)
-            table[i, 1] = size(sparse(tile, i, vector))
-        if not table.isfinite().all():
-            raise NotFinite(tile)
-        tile.kept["pruned"] = vectors
+    masks: dict[tuple[int, int], Array] = {}  # so that nothing is chosen or drawn twice
+
+    def sums(tile: Tile) -> np.ndarray:
+        table = np.zeros((len(density), 2))
+        for i, vector in enumerate(deltas(x, tile)):
+            mask = keep(tile, i, vector)
+            size = abs(vector).reshape(-1)
+            table[i] = float(size.sum())
+            if mask is not None:
+                table[i, 1] = float(size @ cast(mask.reshape(-1), wide(x.dtype)))
+                masks[tile.index, i] = packed(mask)
         return table
 
-    table = torch.stack(x.measure(sums)).sum(0)
-    return sparse, [a / b if a >= 1e-7 and b >= 1e-7 else 1.0 for a, b in table.tolist()]
+    def keep_again(tile: Tile, i: int, vector: Array) -> Array | None:
+        mask = masks.pop((tile.index, i), None)
+        return None if mask is None else unpacked(mask, vector.shape)
+
+    table = np.asarray(sum(x.each(sums)))
+    return keep_again, [a / b if min(a, b) >= 1e-7 else 1.0 for a, b in table.tolist()]
 
 
-def size(vector: Tensor) -> float:
-    """Sum of magnitudes. bfloat16 is summed by rows in its own dtype, which is fast, has float32's
-    range, and loses nothing that matters over many rows."""
-    own = vector.dtype == torch.bfloat16
-    rows = vector.abs().sum(dim=1, dtype=None if own else torch.float32)
-    return rows.sum(dtype=torch.float64).item()
-
-
-def largest(x: Tiles, density: Sequence[float], gamma: Sequence[float] | None = None) -> Sparse:
+def largest(x: Tiles, density: Sequence[float], gamma: Sequence[float] | None = None) -> Keep:
     """Keep the `density` largest values; with `gamma`, after leaving out that share of the very
     largest."""
     size = x.elements
@@ -168,29 +164,23 @@ def largest(x: Tiles, density: Sequence[float], gamma: Sequence[float] | None = 
         else:
             bottom = max(0, size - keep - int(gamma[i] * size))
             wanted.append([size - bottom, size - bottom - keep])
-    dense = [share >= 1 for share in density]
-    tops = [] if all(dense) else select(x, delta_bits, wanted)
+    if all(share >= 1 for share in density):
+        return lambda tile, i, vector: None
+    tops = select(x, lambda tile: [magnitudes(vector) for vector in deltas(x, tile)], wanted)
 
-    def sparse(tile: Tile, i: int, vector: Tensor) -> Tensor:
-        if dense[i]:
-            return vector
-        found = magnitude_bits(vector)
+    def keep_largest(tile: Tile, i: int, vector: Array) -> Array | None:
+        if density[i] >= 1:
+            return None
+        found = magnitudes(vector)
         mask = tops[i][0].mask(tile.index, found)
         if gamma is not None:
-            mask.bitwise_and_(tops[i][1].mask(tile.index, found).bitwise_not_())
-        return masked(vector, mask)
+            mask &= ~tops[i][1].mask(tile.index, found)
+        return mask
 
-    return sparse
-
-
-def delta_bits(tile: Tile) -> list[Tensor]:
-    tile.kept["deltas"] = deltas(tile)
-    return [magnitude_bits(vector) for vector in tile.kept["deltas"]]
+    return keep_largest
 
 
-def drawn(
-    x: Tiles, density: Sequence[float], rescale: Rescale, epsilon: Sequence[float] | None = None
-) -> Sparse:
+def drawn(x: Tiles, density: Sequence[float], epsilon: Sequence[float] | None = None) -> Keep:
     """Keep each value with probability `density`; with `epsilon`, with a probability that rises by
     ± epsilon with its rank in its row."""
     for share, spread in zip(density, epsilon or (), strict=False):
@@ -200,80 +190,69 @@ def drawn(
                 f"and 1 (density is {share})"
             )
 
-    def sparse(tile: Tile, i: int, vector: Tensor) -> Tensor:
-        if rescale is not True and not all_finite(vector):  # else the sums for rescaling show it
-            raise NotFinite(tile)
+    def keep_drawn(tile: Tile, i: int, vector: Array) -> Array | None:
         if density[i] >= 1:
-            return vector
-        chances: Tensor | int = chance(density[i])
-        if epsilon is not None and density[i] > 0:
-            chances = ranked(vector, density[i], epsilon[i])
-        # all ones where the draw is below the chance
-        return masked(vector, x.random(tile, i).sub_(chances).bitwise_right_shift_(15))
+            return None
+        if density[i] <= 0:
+            return vector != vector
+        if epsilon is None:
+            return x.random(tile, i) < int(limits_of(density[i]))
+        order = abs(vector).argsort(axis=1, stable=True)
+        shares = np.linspace(density[i] - epsilon[i], density[i] + epsilon[i], vector.shape[1])
+        limits = cast(order, "int16")
+        rows = like(order, np.arange(len(order))[:, None])
+        limits[rows, order] = like(order, limits_of(shares))
+        return x.random(tile, i) < limits
 
-    return sparse
+    return keep_drawn
 
 
-def chance(density: float) -> int:
-    """Of 32768 draws, how many keep a value; one at least and not all, as 0 < density < 1."""
-    return max(1, min(round(density * CHANCES), CHANCES - 1)) if density > 0 else 0
-
-
-def ranked(vector: Tensor, density: float, epsilon: float) -> Tensor:
-    """Chances that rise from density - epsilon to density + epsilon along the magnitudes of
-    each row."""
-    columns = vector.shape[1]
-    order = vector.abs().float().argsort(dim=1, stable=True)
-    places = torch.arange(columns, device=vector.device).expand_as(order)
-    ranks = torch.empty_like(order).scatter_(1, order, places)
-    share = ranks.double() / max(1, columns - 1)
-    return ((density - epsilon + 2 * epsilon * share) * CHANCES).round_().to(torch.int16)
+def limits_of(shares: Any) -> np.ndarray:
+    """Below which of the 65536 values of int16 lies that share of them; one at least, not all."""
+    counts = np.clip(np.round(np.multiply(shares, CHANCES)), 1, CHANCES - 1)
+    return (counts - CHANCES // 2).astype(np.int16)
 
 
 def vector_method(
-    name: str, elect: bool | None = None, normalize: bool = False
-) -> Callable[[Callable[..., Pruning]], Callable[..., Pruning]]:
+    name: str, elect: bool | None = None, normalize: bool = False, random: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers a way of pruning under a name, with the parameters that all such methods share."""
 
-    def register(prune: Callable[..., Pruning]) -> Callable[..., Pruning]:
+    def register(prune: Callable[..., Pruning | None]) -> Callable[..., Pruning | None]:
         def method(
             x: Tiles,
             weight: PerTuned[float],
             normalize: bool = normalize,
             lambda_: float = 1.0,
+            majority_sign: bool = True,
             **rest: Any,
         ) -> Kernel:
-            return arithmetic(Mix(weight, normalize, lambda_, elect), prune(x, **rest))
+            x = replace(x, dtype=wide(x.dtype)) if random else x
+            chosen = elect and majority_sign
+            return arithmetic(x, Mix(weight, normalize, lambda_, chosen), prune(x, **rest))
 
         shared = parameters_of(method)
-        del shared["rest"]
+        for unused in ("rest",) if elect else ("rest", "majority_sign"):
+            del shared[unused]
         add(Method(name, method, shared | parameters_of(prune), "required", 1, None))
         return prune
 
     return register
 
 
-@merge_method()
-def task_arithmetic(
-    x: Tiles, weight: PerTuned[float], normalize: bool = False, lambda_: float = 1.0
-) -> Kernel:
-    return arithmetic(Mix(weight, normalize, lambda_), None)
+@vector_method("task_arithmetic")
+def nothing(x: Tiles) -> None:
+    """Prune nothing."""
 
 
-@merge_method()
+@vector_method("ties", elect=True, normalize=True)
 def ties(
     x: Tiles,
-    weight: PerTuned[float],
     density: PerTuned[float] = 1.0,  # type: ignore[assignment]
-    normalize: bool = True,
     rescale: Rescale = False,
-    lambda_: float = 1.0,
-    majority_sign: bool = True,
-) -> Kernel:
-    """Trim each task vector to its largest values, elect a sign, average those that agree. Without
-    `majority_sign` all that are left are averaged."""
-    pruning = rescaled(x, largest(x, density), density, rescale)
-    return arithmetic(Mix(weight, normalize, lambda_, elect=majority_sign), pruning)
+) -> Pruning:
+    """Keep the largest values."""
+    return rescaled(x, largest(x, density), density, rescale)
 
 
 @vector_method("breadcrumbs")
@@ -288,19 +267,19 @@ def breadcrumbs(
     return rescaled(x, largest(x, density, gamma), density, rescale)
 
 
-@vector_method("dare_linear")
-@vector_method("dare_ties", elect=True)
+@vector_method("dare_linear", random=True)
+@vector_method("dare_ties", elect=True, random=True)
 def dare(
     x: Tiles,
     density: PerTuned[float] = 1.0,  # type: ignore[assignment]
     rescale: Rescale = True,
 ) -> Pruning:
     """Drop values at random and rescale what is left."""
-    return rescaled(x, drawn(x, density, rescale), density, rescale)
+    return rescaled(x, drawn(x, density), density, rescale)
 
 
-@vector_method("della_linear")
-@vector_method("della", elect=True, normalize=True)
+@vector_method("della_linear", random=True)
+@vector_method("della", elect=True, normalize=True, random=True)
 def della(
     x: Tiles,
     density: PerTuned[float] = 1.0,  # type: ignore[assignment]
@@ -308,4 +287,4 @@ def della(
     rescale: Rescale = True,
 ) -> Pruning:
     """Drop values at random, the small ones of a row more often, and rescale what is left."""
-    return rescaled(x, drawn(x, density, rescale, epsilon), density, rescale)
+    return rescaled(x, drawn(x, density, epsilon), density, rescale)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from sharpen.merge import deltas, methods  # noqa: F401 - importing them registers the methods
 from sharpen.merge.method import METHODS
 from sharpen.merge.recipe import InputModel, MergeConfig, meant
 from sharpen.merge.stream import DEFAULTS, MergeOptions, merge
-from sharpen.merge.tiles import in_memory
-from sharpen.merge.vectors import StateDict, same_names
+from sharpen.merge.tiles import Tile, Tiles
+from sharpen.merge.vectors import StateDict, same_names, widened
 from sharpen.types import Json, SharpenError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ModelMerger:
@@ -85,9 +86,20 @@ def merge_dicts(
             merged[name] = first.clone()
             continue
         tiles = in_memory([state[name].detach() for state in inputs], name, seed)
-        kernel = METHODS[method].kernel(tiles, dict(values))
-        merged[name] = kernel(tiles.load(0)).reshape(first.shape)
+        result = METHODS[method].kernel(tiles, dict(values))(tiles.load(0))
+        merged[name] = result.to(first.dtype).reshape(first.shape)
     return merged
+
+
+def in_memory(tensors: Sequence[Tensor], name: str, seed: int) -> Tiles:
+    """Whole tensors as one tile."""
+    rows = tensors[0].shape[0] if tensors[0].dim() > 1 else 1
+
+    def load(index: int) -> Tile:
+        return Tile(tuple(widened(t.clone()).reshape(rows, -1) for t in tensors), 0, 0)
+
+    dtype = str(tensors[0].dtype).removeprefix("torch.")
+    return Tiles(1, load, tensors[0].numel(), dtype, name, seed)
 
 
 # name in `merge_domain_experts` → method and its parameters

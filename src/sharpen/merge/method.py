@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
-from torch import Tensor
 
+from sharpen.merge.arrays import Array
 from sharpen.merge.tiles import Tile, Tiles
 from sharpen.types import SharpenError
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 PerModel = Annotated[Sequence[T], "model"]
 PerTuned = Annotated[Sequence[T], "tuned"]
-Kernel = Callable[[Tile], Tensor]
+Kernel = Callable[[Tile], Array]
 Scope = Literal["shared", "model", "tuned"]
 Base = Literal["required", "optional", "ignored"]
 

@@ -8,42 +8,50 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from sharpen.merge.deltas import deltas, total, wide, wide_dtype
+from sharpen.merge.arrays import Array, cast, module, wide
+from sharpen.merge.deltas import deltas, keep_sign, sign_of, total, turned
 from sharpen.merge.method import Kernel, PerModel, PerTuned, merge_method
-from sharpen.merge.tiles import Tile, Tiles, Top, magnitude_bits, masked, select
+from sharpen.merge.tiles import Tile, Tiles, magnitudes, select
 from sharpen.types import SharpenError
 
 
 def blend(coefficients: Sequence[float], divisor: float = 1.0) -> Kernel:
-    """The weighted sum of a tile's tensors, in float32 at least."""
+    """The weighted sum of a tile's tensors."""
+    shares = [float(np.float32(c)) for c in coefficients]
 
-    def kernel(tile: Tile) -> Tensor:
-        first = tile.tensors[0]
-        result = first.to(wide_dtype(first.dtype), copy=True)
-        if coefficients[0] != 1:
-            result.mul_(coefficients[0])
-        for tensor, coefficient in zip(tile.tensors[1:], coefficients[1:], strict=True):
-            result.add_(tensor, alpha=coefficient)
-        return (result if divisor == 1 else result.div_(divisor)).to(first.dtype)
+    def kernel(tile: Tile) -> Array:
+        for tensor, share in zip(tile.tensors, shares, strict=True):
+            if share != 1:
+                tensor *= share
+        result = total(tile.tensors)
+        if divisor != 1:
+            result /= divisor
+        return result
 
     return kernel
 
 
-def single(value: float) -> float:
-    """The nearest float32, in which coefficients are held."""
-    return torch.tensor(value, dtype=torch.float32).item()
-
-
 @merge_method(base="ignored")
 def linear(x: Tiles, weight: PerModel[float], normalize: bool = True) -> Kernel:
-    total = torch.tensor(weight, dtype=torch.float32).sum().item()
-    if normalize and total == 0:
+    shares = np.array(weight, dtype=np.float32)
+    divisor = float(shares.sum()) if normalize else 1.0
+    if divisor == 0:
         raise SharpenError("linear: the weights sum to 0; set normalize: false or other weights")
-    return blend([single(w) for w in weight], total if normalize else 1.0)
+    if all((math.frexp(share)[0] * 8192).is_integer() for share in shares):
+        return blend(weight, divisor)  # products with half-precision values are exact
+
+    def kernel(tile: Tile) -> Array:
+        """mergekit rounds each product together with its sum, as float64 can show."""
+        result = 0.0
+        for tensor, share in zip(tile.tensors, shares.tolist(), strict=True):
+            result = cast(cast(tensor, "float64") * share + result, wide(x.dtype))
+        return result / divisor
+
+    return kernel
 
 
 @merge_method(base="ignored", most=1)
@@ -52,18 +60,14 @@ def passthrough(x: Tiles, scale: PerModel[float | None] = None) -> Kernel:  # ty
     return lambda tile: tile.tensors[0] if factor is None else tile.tensors[0] * factor
 
 
-def gram(x: Tiles, vectors: Callable[[Tile], Sequence[Tensor]]) -> Tensor:
+def gram(x: Tiles, vectors: Callable[[Tile], Sequence[Array]]) -> np.ndarray:
     """Inner products of whole tensors, [n, n], in float64."""
 
-    def products(tile: Tile) -> Tensor:
-        rows = [wide(v).reshape(-1) for v in vectors(tile)]
-        table = torch.zeros(len(rows), len(rows), dtype=torch.float64)
-        for i, a in enumerate(rows):
-            for j, b in enumerate(rows[: i + 1]):
-                table[i, j] = table[j, i] = torch.dot(a, b).item()
-        return table
+    def products(tile: Tile) -> np.ndarray:
+        rows = [vector.reshape(-1) for vector in vectors(tile)]
+        return np.array([[float(a @ b) for b in rows] for a in rows])
 
-    return torch.stack(x.measure(products)).sum(0)
+    return np.asarray(sum(x.each(products)))
 
 
 @merge_method(least=2, most=2)
@@ -71,13 +75,12 @@ def slerp(x: Tiles, t: float) -> Kernel:
     """Along the arc from the base (t = 0) to the other model (t = 1); nearly parallel tensors go
     along the chord."""
     products = gram(x, lambda tile: tile.tensors)
-    norms = [n if n > 1e-8 else 1.0 for n in products.diagonal().sqrt().tolist()]
-    cosine = max(-1.0, min(1.0, products[0, 1].item() / (norms[0] * norms[1])))
+    norms = [n if n > 1e-8 else 1.0 for n in np.sqrt(products.diagonal()).tolist()]
+    cosine = max(-1.0, min(1.0, float(products[0, 1]) / (norms[0] * norms[1])))
     if abs(cosine) > 0.9995:
-        return blend([single(1 - t), single(t)])
+        return blend([1 - t, t])
     angle = math.acos(cosine)
-    parts = [math.sin((1 - t) * angle), math.sin(t * angle)]
-    return blend([single(part / math.sin(angle)) for part in parts])
+    return blend([math.sin(part * angle) / math.sin(angle) for part in (1 - t, t)])
 
 
 @merge_method(base="optional")
@@ -89,41 +92,40 @@ def multislerp(
     based = len(x.load(0).tensors) > len(weight)
     if len(weight) == 1:
         return lambda tile: tile.tensors[-1]
-    weights = torch.tensor(weight, dtype=torch.float64)
+    weights = np.array(weight)
     weights = weights / weights.sum() if normalize_weights else weights
-    products = gram(x, deltas if based else lambda tile: tile.tensors)
-    norms = products.diagonal().sqrt()
+    products = gram(x, lambda tile: deltas(x, tile) if based else tile.tensors)
+    norms = np.sqrt(products.diagonal())
     direction = weights / (norms + eps)
-    length = (direction @ products @ direction).sqrt()
-    if length < eps:
-        if len(weight) > 2:
-            raise SharpenError(f"multislerp: {x.name}: the weighted directions cancel out")
-        return around_base(weights.tolist(), based)
-    return around_base((direction / length * (norms * weights).sum()).tolist(), based)
+    length = float(np.sqrt(abs(direction @ products @ direction)))
+    if length < eps and len(weight) > 2:
+        raise SharpenError(f"multislerp: {x.name}: the weighted directions cancel out")
+    if not length < eps:
+        weights = direction / length * (norms @ weights)
+    return blend([1 - weights.sum(), *weights] if based else weights.tolist())
 
 
 @merge_method(base="ignored")
 def karcher(x: Tiles, max_iter: int = 10, tol: float = 1e-5) -> Kernel:
     """The Karcher mean of the directions, at the mean length."""
     products = gram(x, lambda tile: tile.tensors)
-    norms = products.diagonal().sqrt()
-    used = norms > tol
-    if len(norms) == 1 or not used.any():
+    norms = np.sqrt(products.diagonal())
+    used = np.flatnonzero(norms > tol)
+    if len(norms) == 1 or not len(used):
         return blend([1.0 if len(norms) == 1 else 0.0] * len(norms))
-    scale = torch.where(used, 1 / norms.clamp(min=tol), 0.0)
-    cosines = products * scale[:, None] * scale[None, :]
-    alpha = used.double() / used.sum()
+    scale, alpha = np.zeros(len(norms)), np.zeros(len(norms))
+    scale[used], alpha[used] = 1 / norms[used], 1 / len(used)
+    cosines = products * np.outer(scale, scale)
 
-    def length(v: Tensor) -> float:
-        return math.sqrt(max(0.0, (v @ cosines @ v).item()))
+    def length(v: np.ndarray) -> float:
+        return math.sqrt(max(0.0, v @ cosines @ v))
 
-    first = torch.zeros_like(alpha)
-    first[used.nonzero()[0, 0]] = 1.0
+    first = np.eye(len(norms))[used[0]]
     mean = alpha / length(alpha) if length(alpha) >= tol else first
     for _ in range(max_iter):
-        tangent = torch.zeros_like(mean)
-        for i in used.nonzero()[:, 0].tolist():
-            cosine = float((cosines[i] @ mean).clamp(-1, 1))
+        tangent = np.zeros(len(norms))
+        for i in used:
+            cosine = max(-1.0, min(1.0, cosines[i] @ mean))
             angle = math.acos(cosine)
             if angle >= tol:
                 pull = alpha[i] * angle / math.sin(angle)
@@ -137,98 +139,92 @@ def karcher(x: Tiles, max_iter: int = 10, tol: float = 1e-5) -> Kernel:
     return blend((norms.mean() * mean * scale).tolist())
 
 
-def around_base(coefficients: Sequence[float], based: bool) -> Kernel:
-    """Σ c·tensor, or base + Σ c·(tensor - base)."""
-    return blend([1 - sum(coefficients), *coefficients] if based else coefficients)
-
-
 @merge_method(least=3)
 def model_stock(x: Tiles, filter_wise: bool = False) -> Kernel:
     """Towards the mean of the tuned models, as far as the angles between their task vectors
     allow."""
-    if filter_wise:
-        return lambda tile: toward_mean(tile, row_cosines(deltas(tile)))
-    products = gram(x, deltas)
-    norms = products.diagonal().sqrt()
-    cosines = (products / (norms[:, None] * norms[None, :]).clamp(min=1e-6)).clamp(-1, 1)
-    pairs = torch.triu_indices(len(norms), len(norms), 1)
-    mean = cosines[pairs[0], pairs[1]].mean()
-    return lambda tile: toward_mean(tile, mean.to(tile.tensors[0].device))
+    mean = None
+    if not filter_wise:
+        products = gram(x, lambda tile: deltas(x, tile))
+        norms = np.sqrt(products.diagonal())
+        cosines = (products / np.outer(norms, norms).clip(1e-6)).clip(-1, 1)
+        mean = float(cosines[np.triu_indices(len(norms), 1)].mean())
+
+    def kernel(tile: Tile) -> Array:
+        vectors = deltas(x, tile)
+        return toward_mean(tile.tensors[0], vectors, row_cosines(vectors) if mean is None else mean)
+
+    return kernel
 
 
-def row_cosines(vectors: Sequence[Tensor]) -> Tensor:
+def row_cosines(vectors: Sequence[Array]) -> Array:
     """Mean cosine between the vectors' rows, [rows, 1]."""
-    rows = [wide(vector) for vector in vectors]
-    norms = [row.norm(dim=-1) for row in rows]
+    norms = [(vector * vector).sum(-1) ** 0.5 for vector in vectors]
     found = [
-        ((rows[i] * rows[j]).sum(-1) / (norms[i] * norms[j]).clamp(min=1e-6)).clamp(-1, 1)
-        for i in range(len(rows))
-        for j in range(i + 1, len(rows))
+        ((vectors[i] * vectors[j]).sum(-1) / (norms[i] * norms[j]).clip(1e-6)).clip(-1, 1)
+        for i in range(len(vectors))
+        for j in range(i + 1, len(vectors))
     ]
-    return torch.stack(found).mean(0).unsqueeze(-1)
+    return (total(found) / len(found))[:, None]
 
 
-def toward_mean(tile: Tile, cosine: Tensor) -> Tensor:
-    base, *tuned = [wide(tensor) for tensor in tile.tensors]
-    count = len(tuned)
-    denominator = 1 + (count - 1) * cosine
-    singular = denominator.abs() < 1e-6  # opposing updates: stay at the base
-    share = count * cosine / torch.where(singular, 1.0, denominator)
-    share = torch.where(singular, 0.0, share).to(base.dtype)
-    mean = sum(tuned[1:], tuned[0]) / count
-    return (share * mean + (1 - share) * base).to(tile.tensors[0].dtype)
+def toward_mean(base: Array, vectors: Sequence[Array], cosine: Any) -> Array:
+    denominator = 1 + (len(vectors) - 1) * cosine
+    singular = abs(denominator) < 1e-6  # opposing updates: stay at the base
+    return base + total(vectors) * (cosine * (singular == 0) / (denominator + singular))
 
 
 @merge_method()
 def sce(x: Tiles, select_topk: float = 1.0) -> Kernel:
     """Select the places that vary most, weigh models by the energy of their task vectors, erase
     what disagrees in sign."""
-    spread = select_variance(x, select_topk) if select_topk < 1 else None
 
-    def chosen(tile: Tile) -> list[Tensor]:
-        vectors = deltas(tile)
-        if spread is not None:
-            mask = spread.mask(tile.index, variance_bits(tile))
-            vectors = [masked(v, mask) for v in vectors]
-        return vectors
+    def spread(vectors: Sequence[Array]) -> Array:
+        xp = module(vectors[0])
+        variance = xp.var(cast(xp.stack(vectors), "float64"), axis=0, correction=0)
+        return magnitudes(x.round(cast(variance, wide(x.dtype))))
 
-    def energies(tile: Tile) -> Tensor:
-        return torch.tensor([wide(v).square().sum().item() for v in chosen(tile)])
+    top = None
+    if select_topk < 1:
+        varying = sum(x.each(lambda tile: int((spread(deltas(x, tile)) != 0).sum())))
+        wanted = [[int(varying * select_topk)]]
+        top = select(x, lambda tile: [spread(deltas(x, tile))], wanted)[0][0]
 
-    energy = torch.stack(x.measure(energies)).sum(0, dtype=torch.float64) / max(1, x.elements)
-    level = energy.sum().item()
-    weights = energy / level if abs(level) >= 1e-6 else torch.ones_like(energy) / len(energy)
+    def chosen(tile: Tile) -> list[Array]:
+        vectors = deltas(x, tile)
+        if top is None:
+            return vectors
+        mask = top.mask(tile.index, spread(vectors))
+        return [vector * mask for vector in vectors]
 
-    def kernel(tile: Tile) -> Tensor:
+    def energies(tile: Tile) -> np.ndarray:
+        return np.array([float((vector * vector).sum()) for vector in chosen(tile)])
+
+    energy = np.asarray(sum(x.each(energies))) / max(1, x.elements)
+    level = float(energy.sum())
+    weights = (energy / level if level >= 1e-6 else np.ones(len(energy)) / len(energy)).tolist()
+
+    def kernel(tile: Tile) -> Array:
         vectors = chosen(tile)
-        side = torch.where(total(vectors) >= 0, 1.0, -1.0)
-        agree = [vector.sign() == side for vector in vectors]
-        shares = [w.item() * keep for w, keep in zip(weights, agree, strict=True)]
-        mixed = total([wide(v) * share for v, share in zip(vectors, shares, strict=True)])
-        divisor = total(shares).clamp(min=1e-6)
-        return (tile.tensors[0] + mixed / divisor).to(tile.tensors[0].dtype)
+        sign = sign_of(total(vectors))
+        keep_sign(vectors, sign)
+        pairs = list(zip(vectors, weights, strict=True))
+        divisor = total([cast(vector > 0, wide(x.dtype)) * weight for vector, weight in pairs])
+        mixed = total([vector * weight for vector, weight in pairs]) / divisor.clip(1e-6)
+        return tile.tensors[0] + turned(mixed, sign)
 
-    return kernel if len(energy) else lambda tile: tile.tensors[0]
-
-
-def variance_bits(tile: Tile) -> Tensor:
-    return magnitude_bits(torch.var(torch.stack(deltas(tile)), dim=0, unbiased=False))
-
-
-def select_variance(x: Tiles, share: float) -> Top:
-    varying = sum(x.measure(lambda tile: int(variance_bits(tile).count_nonzero())))
-    return select(x, lambda tile: [variance_bits(tile)], [[int(varying * share)]])[0][0]
+    return kernel if weights else lambda tile: tile.tensors[0]
 
 
 @merge_method(least=2, most=2)
 def nearswap(x: Tiles, t: float) -> Kernel:
     """The base, moved to the other model where the two are already nearer than t."""
 
-    def kernel(tile: Tile) -> Tensor:
+    def kernel(tile: Tile) -> Array:
         base, other = tile.tensors
-        gap = (base - other).abs()
-        gap = gap.float() if gap.dtype == torch.float16 else gap  # 1/1e-6 is beyond float16
-        share = (t / gap.clamp(min=1e-6)).clamp(min=0, max=1).to(base.dtype)
-        return share * other + (1 - share) * base
+        gap = x.round(x.round(abs(base - other)).clip(1e-6))
+        share = x.round((x.round(1 / gap) * t).clip(0, 1))
+        rest = x.round(1 - share)
+        return x.round(share * other) + x.round(rest * base)
 
     return kernel

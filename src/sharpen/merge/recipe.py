@@ -11,10 +11,10 @@ from pydantic import Field
 
 from sharpen.config import Config, ConfigError, load_config
 from sharpen.merge import deltas, methods  # noqa: F401 - importing them registers the methods
-from sharpen.merge.method import METHODS, Method, Parameter
+from sharpen.merge.arrays import WORKING
+from sharpen.merge.method import METHODS, Parameter
 
 Scalar = bool | int | float | str
-DTYPES = ("bfloat16", "float16", "float32", "float64")
 NO_EFFECT = ("int8_mask",)  # mergekit's way to save memory; here nothing is held that it would save
 
 
@@ -71,16 +71,10 @@ class MergeConfig(Config):
     @property
     def references(self) -> list[str]:
         """Every model named, in order, the base first."""
-        named = [self.base_model] if self.base_model else []
-        named += [entry.model for entry in self.models]
+        named = [self.base_model, *(entry.model for entry in self.models)]
         for part in self.slices:
-            named += [part.base_model] if part.base_model else []
-            named += [source.model for source in part.sources]
-        return list(dict.fromkeys(named))
-
-    @property
-    def vocabulary_source(self) -> str | None:
-        return self.tokenizer.source if self.tokenizer else self.tokenizer_source
+            named += [part.base_model, *(source.model for source in part.sources)]
+        return list(dict.fromkeys(name for name in named if name))
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> MergeConfig:
@@ -96,21 +90,18 @@ def check_recipe(config: MergeConfig, where: str = "merge") -> None:
     if config.tokenizer and config.tokenizer_source:
         raise ConfigError(f"{where}: give either tokenizer or tokenizer_source")
     for name in (config.dtype, config.out_dtype):
-        if name is not None and name not in DTYPES:
-            raise ConfigError(f"{where}: dtype {name!r}: expected one of {', '.join(DTYPES)}")
-    if config.merge_method not in METHODS:
-        raise ConfigError(
-            f"{where}: merge_method: unknown method {config.merge_method!r}, "
-            + meant(config.merge_method, sorted(METHODS))
-        )
-    known = list(METHODS[config.merge_method].parameters)
+        if name is not None and name not in WORKING:
+            raise ConfigError(f"{where}: dtype {name!r}: expected one of {', '.join(WORKING)}")
+    method = config.merge_method
+    if method not in METHODS:
+        near = meant(method, sorted(METHODS))
+        raise ConfigError(f"{where}: merge_method: unknown method {method!r}, {near}")
+    known = list(METHODS[method].parameters)
     for place, settings in config.all_settings():
         for name in settings:
             if name not in known and name not in NO_EFFECT:
-                raise ConfigError(
-                    f"{where}: {place}: {config.merge_method} has no parameter {name!r}, "
-                    + meant(name, known)
-                )
+                near = meant(name, known)
+                raise ConfigError(f"{where}: {place}: {method} has no parameter {name!r}, {near}")
 
 
 def meant(name: str, known: Sequence[str]) -> str:
@@ -119,31 +110,8 @@ def meant(name: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
 
 
-def resolve(
-    method: Method,
-    settings: Callable[[int | None], Sequence[Settings]],
-    names: Sequence[str],
-    based: bool,
-    depth: float,
-    tensor: str,
-) -> dict[str, Any]:
-    """A method's parameters for one tensor. `settings(i)` are those that speak of input i (of all
-    inputs: None), the most particular first; `names` are the tensor's names in the inputs."""
-    values: dict[str, Any] = {}
-    for parameter in method.parameters.values():
-        if parameter.scope == "shared":
-            values[parameter.name] = value_of(parameter, settings(None), tensor, depth)
-            continue
-        tuned = parameter.scope == "tuned" and based
-        values[parameter.name] = [
-            value_of(parameter, settings(i), name, depth)
-            for i, name in enumerate(names)
-            if not (tuned and i == 0)
-        ]
-    return values
-
-
 def value_of(parameter: Parameter, settings: Sequence[Settings], tensor: str, depth: float) -> Any:
+    """A parameter's value for one tensor, from the first of several settings that has one."""
     for layer in settings:
         if parameter.name in layer:
             value = evaluate(layer[parameter.name], tensor, depth, parameter.check)
@@ -161,14 +129,11 @@ def evaluate(setting: Setting, tensor: str, depth: float, check: Callable[[Any],
         setting = [setting]
     if not isinstance(setting, list):
         return check(setting)
-    if any(isinstance(entry, Conditional) for entry in setting):
-        for entry in setting:
-            if isinstance(entry, Conditional) and (
-                entry.filter in (None, "*") or (entry.filter or "") in tensor
-            ):
-                return evaluate(entry.value, tensor, depth, check)
-        return None
-    values = [check(entry) for entry in setting]
+    conditions = [entry for entry in setting if isinstance(entry, Conditional)]
+    for entry in conditions:
+        if entry.filter in (None, "*") or entry.filter in tensor:
+            return evaluate(entry.value, tensor, depth, check)
+    values = [] if conditions else [check(entry) for entry in setting]
     if not values:
         return None
     place = depth * (len(values) - 1)

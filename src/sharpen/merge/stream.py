@@ -1,7 +1,9 @@
 """A plan → a model folder, tensor by tensor, in bounded memory.
 
 Large tensors are read, merged and written in tiles that threads share; of small tensors each thread
-takes a whole one. The folder takes its name only when everything in it is complete.
+takes a whole one. Tiles are so small that they stay in the processor's cache, and reading them
+again for another look is cheaper than keeping them. The folder takes its name only when everything
+in it is complete.
 """
 
 from __future__ import annotations
@@ -12,26 +14,28 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from threading import Lock
 from typing import NoReturn
 
-import torch
+import numpy as np
 import yaml
 
-from sharpen.merge.checkpoint import ShardWriter, Spec
+from sharpen.merge.arrays import Array, NotFinite, cast, on_host, rounded, wide
+from sharpen.merge.checkpoint import ShardWriter
 from sharpen.merge.plan import Job, Plan, build_plan
 from sharpen.merge.recipe import MergeConfig
-from sharpen.merge.tiles import TILE_ELEMENTS, NotFinite, Run, Tile, Tiles, all_finite
+from sharpen.merge.tiles import Run, Tile, Tiles
+from sharpen.progress import Advance, progress
 from sharpen.records import atomic_folder, read_json, write_json, write_text
 from sharpen.types import Json, SharpenError
 
-WHOLE_BYTES = 24 << 20  # a tensor up to this size is read once and kept while it is merged
+TILE_ELEMENTS = 1 << 17
+LARGE_ELEMENTS = 1 << 24  # tensors from this size on are shared by all threads
 SMALL_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 SMALL_FILES += ("vocab.json", "chat_template*", "generation_config.json", "*processor_config.json")
-Progress = Callable[[str, int, int], None]  # tensor, bytes made so far, bytes in all
+Move = Callable[[np.ndarray], Array]  # to where it is computed
 
 
 @dataclass(frozen=True)
@@ -41,31 +45,23 @@ class MergeOptions:
     device: str = "cpu"
     shard_bytes: int = 5_000_000_000
     overwrite: bool = False
+    show: bool = False  # progress
 
 
 DEFAULTS = MergeOptions()
 
 
-def merge(
-    recipe: MergeConfig,
-    out: str | Path,
-    options: MergeOptions = DEFAULTS,
-    progress: Progress = lambda name, done, total: None,
-) -> Json:
+def merge(recipe: MergeConfig, out: str | Path, options: MergeOptions = DEFAULTS) -> Json:
     """Merge as the recipe says; returns what was made and what differed between the inputs."""
     out, started = Path(out), time.perf_counter()
     check_output(out, options.overwrite)
-    device = checked_device(options.device)
+    move = mover(options.device)
     plan = build_plan(recipe)
     check_space(plan, out)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # the threads are ours: one a tile
-    try:
-        with atomic_folder(out) as folder:
-            write_tensors(plan, folder, options, device, progress)
-            write_small_files(plan, recipe, folder, options.seed)
-    finally:
-        torch.set_num_threads(before)
+    shown = progress("merging", len(plan.jobs)) if options.show else nullcontext(lambda count: None)
+    with atomic_folder(out) as folder, shown as advance, np.errstate(all="ignore"):
+        write_tensors(plan, folder, options, move, advance)
+        write_small_files(plan, recipe, folder, options.seed)
     return {
         "out": str(out),
         "method": recipe.merge_method,
@@ -73,7 +69,7 @@ def merge(
         "bytes": plan.nbytes,
         "seconds": round(time.perf_counter() - started, 3),
         "seed": options.seed,
-        "device": str(device),
+        "device": options.device,
         "notes": list(plan.notes),
     }
 
@@ -94,11 +90,16 @@ def check_output(out: Path, overwrite: bool) -> None:
         raise SharpenError(f"{out}: exists and is not empty; choose another folder or --overwrite")
 
 
-def checked_device(name: str) -> torch.device:
+def mover(device: str) -> Move:
+    if device == "cpu":
+        return lambda values: values
+    import torch
+
     try:
-        return torch.empty(0, device=name).device
+        torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise SharpenError(f"device {name!r}: {str(error).splitlines()[0]}") from None
+        raise SharpenError(f"device {device!r}: {str(error).splitlines()[0]}") from None
+    return lambda values: torch.from_numpy(values).to(device)
 
 
 def check_space(plan: Plan, out: Path) -> None:
@@ -110,84 +111,76 @@ def check_space(plan: Plan, out: Path) -> None:
 
 
 def write_tensors(
-    plan: Plan, folder: Path, options: MergeOptions, device: torch.device, progress: Progress
+    plan: Plan, folder: Path, options: MergeOptions, move: Move, advance: Advance
 ) -> None:
-    writer = ShardWriter(folder, plan.specs, options.shard_bytes)
-    lock, done = Lock(), 0
+    specs = {job.name: job.made for job in plan.jobs}
+    threads = options.threads or min(8, os.cpu_count() or 1)
+    # what is not finite is found in the results, and said once
+    pool = ThreadPoolExecutor(threads, initializer=lambda: np.seterr(all="ignore"))
+    with closing(ShardWriter(folder, specs, options.shard_bytes)) as writer:
 
-    def make(job: Job, run: Run) -> None:
-        nonlocal done
-        tiles = tiles_of(job, options.seed, device, run)
-
-        def finish(index: int) -> int:
-            tile = tiles.load(index)
-            merged = kernel(tile).to(job.out).cpu()
-            if not all_finite(merged):
-                raise NotFinite(tile)
-            writer.write_at(job.name, tile.start * job.out.itemsize, merged)
-            return merged.nbytes
+        def make(job: Job, run: Run = map) -> None:
+            make_tensor(job, writer, tiles_of(job, options.seed, move, run))
 
         try:
-            kernel = job.method.kernel(tiles, dict(job.values))
-            made = sum(run(finish, range(tiles.count)))
-        except NotFinite as error:
-            blame(job, error.index)
-        with lock:
-            done += made
-            progress(job.name, done, plan.nbytes)
-
-    pool = ThreadPoolExecutor(options.threads or min(8, os.cpu_count() or 1))
-    try:
-        for job in plan.jobs:
-            if is_large(job):
+            for job in (job for job in plan.jobs if job.size >= LARGE_ELEMENTS):
                 make(job, pool.map)
-        small = [job for job in plan.jobs if not is_large(job)]
-        list(pool.map(lambda job: make(job, map), small))
-        writer.finish()
-    finally:
-        pool.shutdown(cancel_futures=True)
-        writer.close()
+                advance(1)
+            for _ in pool.map(make, [job for job in plan.jobs if job.size < LARGE_ELEMENTS]):
+                advance(1)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
-def is_large(job: Job) -> bool:
-    return Spec(job.work, job.shape).nbytes > WHOLE_BYTES
+def make_tensor(job: Job, writer: ShardWriter, tiles: Tiles) -> None:
+    def finish(tile: Tile) -> None:
+        merged = on_host(kernel(tile))
+        if job.made.dtype != job.work:
+            merged = rounded(merged, job.work)
+        writer.write(job.name, tile.start, merged)
+
+    try:
+        kernel = job.method.kernel(tiles, dict(job.values))
+        for _ in tiles.each(finish):
+            pass
+    except NotFinite:
+        blame(job)
 
 
-def tiles_of(job: Job, seed: int, device: torch.device, run: Run) -> Tiles:
-    """A tensor's tiles, read from every input; a small tensor is read once."""
-    spec = Spec(job.work, job.shape)
-    count = max(1, -(-spec.rows // row_step(spec)))
+def row_ranges(job: Job) -> list[tuple[int, int]]:
+    """First row and row after the last of each tile; one at least."""
+    rows, step = job.made.rows, max(1, TILE_ELEMENTS // max(1, job.made.columns))
+    return [(start, min(rows, start + step)) for start in range(0, max(1, rows), step)]
+
+
+def tiles_of(job: Job, seed: int, move: Move, run: Run) -> Tiles:
+    """A tensor's tiles, read from every input."""
+    ranges = row_ranges(job)
 
     def load(index: int) -> Tile:
-        start, stop = row_range(spec, index)
-        tensors = [model.rows(name, start, stop) for model, name in job.inputs]
-        moved = tuple(tensor.to(device=device, dtype=job.work) for tensor in tensors)
-        return Tile(moved, index, start * spec.columns)
+        tensors = []
+        for model, name in job.inputs:
+            tensor = model.read(name, *ranges[index])
+            if model.tensors[name].dtype != job.work:
+                tensor = rounded(cast(tensor, wide(job.work)), job.work)
+            tensors.append(move(tensor))
+        return Tile(tuple(tensors), index, ranges[index][0] * job.made.columns)
 
-    loader = load if is_large(job) else cache(load)
-    size = spec.rows * spec.columns
-    return Tiles(count, loader, size, job.work, job.name, seed, run)
-
-
-def row_step(spec: Spec) -> int:
-    return max(1, TILE_ELEMENTS // max(1, spec.columns))
+    return Tiles(len(ranges), load, job.size, job.work, job.name, seed, run)
 
 
-def row_range(spec: Spec, index: int) -> tuple[int, int]:
-    return index * row_step(spec), min(spec.rows, (index + 1) * row_step(spec))
-
-
-def blame(job: Job, index: int) -> NoReturn:
-    """A tile with a value that is not a number: say in which input, or that the merge made it."""
-    start, stop = row_range(Spec(job.work, job.shape), index)
+def blame(job: Job) -> NoReturn:
+    """A merged value is not a number: say which input has one, or that the merge made it."""
     for model, name in job.inputs:
-        rows = model.rows(name, start, stop)
-        wrong = (~rows.double().isfinite()).nonzero()
-        if len(wrong):
-            row, column = wrong[0].tolist()
-            value = rows[row, column].item()
-            raise SharpenError(f"{model.where}: {name}: {value} at [{start + row}, {column}]")
-    raise SharpenError(f"{job.name}: merged values are beyond the range of {job.work} or {job.out}")
+        for start, stop in row_ranges(job):
+            rows = model.read(name, start, stop)
+            wrong = np.argwhere(~np.isfinite(rows))
+            if len(wrong):
+                row, column = wrong[0].tolist()
+                value = rows[row, column]
+                raise SharpenError(f"{model.where}: {name}: {value} at [{start + row}, {column}]")
+    kinds = " or ".join(dict.fromkeys((job.work, job.made.dtype)))
+    raise SharpenError(f"{job.name}: merged values are beyond the range of {kinds}")
 
 
 def write_small_files(plan: Plan, recipe: MergeConfig, folder: Path, seed: int) -> None:

@@ -10,20 +10,25 @@ import os
 import tempfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from sharpen.merge.checkpoint import Safetensors, ShardWriter, Spec, Weights
-from sharpen.merge.deltas import wide
-from sharpen.merge.tiles import TILE_ELEMENTS
+from sharpen.merge.arrays import cast, rounded
+from sharpen.merge.checkpoint import Model, ShardWriter, Spec, open_files
 from sharpen.records import sync_file
 from sharpen.types import Json, SharpenError
 
-StateDict = Mapping[str, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+StateDict = Mapping[str, "Tensor"]
 POSITIONS, VALUES, SHAPE = ".positions", ".values", ".shape"
+PIECE = 1 << 20  # elements that are compared at a time
 
 
 class TaskVectorArithmetic:
@@ -35,7 +40,7 @@ class TaskVectorArithmetic:
     ) -> OrderedDict[str, Tensor]:
         same_names(base_state_dict, finetuned_state_dict)
         return OrderedDict(
-            (name, wide(finetuned_state_dict[name]) - wide(base))
+            (name, widened(finetuned_state_dict[name]) - widened(base))
             for name, base in base_state_dict.items()
         )
 
@@ -45,7 +50,7 @@ class TaskVectorArithmetic:
     ) -> OrderedDict[str, Tensor]:
         same_names(base_state_dict, task_vector)
         return OrderedDict(
-            (name, (wide(base) + scaling * task_vector[name]).to(base.dtype))
+            (name, (widened(base) + scaling * task_vector[name]).to(base.dtype))
             for name, base in base_state_dict.items()
         )
 
@@ -60,9 +65,9 @@ class TaskVectorArithmetic:
             raise SharpenError(f"{len(shares)} weights for {len(task_vectors)} task vectors")
         for vector in task_vectors[1:]:
             same_names(task_vectors[0], vector)
+        pairs = list(zip(shares, task_vectors, strict=True))
         return OrderedDict(
-            (name, sum(w * vector[name] for w, vector in zip(shares, task_vectors, strict=True)))
-            for name in task_vectors[0]
+            (name, sum(share * vector[name] for share, vector in pairs)) for name in task_vectors[0]
         )  # type: ignore[return-value]
 
     @staticmethod
@@ -70,6 +75,10 @@ class TaskVectorArithmetic:
         task_vector: StateDict, scaling: float = 1.0
     ) -> OrderedDict[str, Tensor]:
         return OrderedDict((name, -scaling * tensor) for name, tensor in task_vector.items())
+
+
+def widened(tensor: Any) -> Any:
+    return cast(tensor, "float64" if tensor.itemsize == 8 else "float32")
 
 
 def same_names(first: Mapping[str, Any], second: Mapping[str, Any], who: str = "models") -> None:
@@ -86,112 +95,99 @@ def same_names(first: Mapping[str, Any], second: Mapping[str, Any], who: str = "
 # ---- files -----------------------------------------------------------------------------------
 
 
-def write_task_vector(base: Weights, tuned: Weights, out: str | Path) -> Json:
+def write_task_vector(base: Model, tuned: Model, out: str | Path) -> Json:
     """The difference of two models → a file, read and written in pieces."""
     same_names(base.tensors, tuned.tensors, f"{base.where} and {tuned.where}")
-    counts = {
-        name: sum(int(piece.count_nonzero()) for _, piece in pieces(base, tuned, name))
-        for name in base.tensors
-    }
-    specs: dict[str, Spec] = {}
+    out, specs, changed = Path(out), {}, 0
     for name, spec in base.tensors.items():
-        size = spec.rows * spec.columns
-        if counts[name] * (8 + 4) + 8 * len(spec.shape) < size * 4:
-            specs[name + SHAPE] = Spec(torch.int64, (len(spec.shape),))
-            specs[name + POSITIONS] = Spec(torch.int64, (counts[name],))
-            specs[name + VALUES] = Spec(torch.float32, (counts[name],))
+        count = sum(int(np.count_nonzero(piece)) for _, piece in pieces(base, tuned, name))
+        changed += count > 0
+        if count * (8 + 4) + 8 * len(spec.shape) < spec.rows * spec.columns * 4:
+            specs[name + SHAPE] = Spec("int64", (len(spec.shape),))
+            specs[name + POSITIONS] = Spec("int64", (count,))
+            specs[name + VALUES] = Spec("float32", (count,))
         else:
-            specs[name] = Spec(torch.float32, spec.shape)
-    out = Path(out)
+            specs[name] = Spec("float32", spec.shape)
+    size = sum(spec.nbytes for spec in specs.values())
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
-        writer = ShardWriter(Path(folder), specs, sum(s.nbytes for s in specs.values()) + 1)
-        try:
-            for name, spec in base.tensors.items():
-                write_difference(writer, name, spec, pieces(base, tuned, name))
-        finally:
-            writer.close()
-        file = Path(folder) / writer.names[0]
+        with closing(ShardWriter(Path(folder), specs, size + 1)) as writer:
+            for name in base.tensors:
+                write_difference(writer, base, tuned, name)
+        file = Path(folder) / writer.files[0]
         sync_file(file)
         os.replace(file, out)
-    return {
-        "tensors": len(counts),
-        "changed": sum(1 for count in counts.values() if count),
-        "sparse": sum(1 for name in specs if name.endswith(POSITIONS)),
-        "bytes": writer.total,
-    }
+    sparse = sum(name.endswith(POSITIONS) for name in specs)
+    return {"tensors": len(base.tensors), "changed": changed, "sparse": sparse, "bytes": size}
 
 
-def write_difference(
-    writer: ShardWriter, name: str, spec: Spec, found: Iterator[tuple[int, Tensor]]
-) -> None:
+def write_difference(writer: ShardWriter, base: Model, tuned: Model, name: str) -> None:
     if name in writer.places:
-        for start, piece in found:
+        for start, piece in pieces(base, tuned, name):
             writer.write(name, start, piece)
         return
-    writer.write(name + SHAPE, 0, torch.tensor(spec.shape, dtype=torch.int64))
+    writer.write(name + SHAPE, 0, np.array(base.tensors[name].shape))
     done = 0
-    for start, piece in found:
-        flat = piece.reshape(-1)
-        places = flat.nonzero()[:, 0]
-        writer.write_at(name + POSITIONS, done * 8, places + start * spec.columns)
-        writer.write_at(name + VALUES, done * 4, flat[places])
+    for start, piece in pieces(base, tuned, name):
+        places = np.flatnonzero(piece)
+        writer.write(name + POSITIONS, done, places + start)
+        writer.write(name + VALUES, done, piece.reshape(-1)[places])
         done += len(places)
 
 
-def pieces(base: Weights, tuned: Weights, name: str) -> Iterator[tuple[int, Tensor]]:
-    """First row and difference of each run of rows."""
+def pieces(base: Model, tuned: Model, name: str) -> Iterator[tuple[int, np.ndarray]]:
+    """First element and difference of each run of rows."""
     spec = base.tensors[name]
-    step = max(1, TILE_ELEMENTS // max(1, spec.columns))
+    step = max(1, PIECE // max(1, spec.columns))
     for start in range(0, spec.rows, step):
         stop = min(spec.rows, start + step)
-        yield start, tuned.rows(name, start, stop).float() - base.rows(name, start, stop).float()
+        found = [cast(model.read(name, start, stop), "float32") for model in (tuned, base)]
+        yield start * spec.columns, found[0] - found[1]
 
 
-class Shifted:
+def shifted(model: Model, file: Path) -> Model:
     """A model with a task vector added to what is read."""
+    if not file.exists():
+        raise SharpenError(f"{file}: no such task vector")
+    stored = open_files(file, [file], {})
+    for name, spec in model.tensors.items():
+        found = stored.tensors.get(name)
+        if found is None and name + POSITIONS not in stored.tensors:
+            raise SharpenError(f"{file}: has no difference for {name} of {model.where}")
+        if found is not None and found.shape != spec.shape:
+            raise SharpenError(f"{file}: {name}: shape {list(found.shape)}, not {list(spec.shape)}")
+    sparse = lru_cache(8)(
+        lambda name: (stored.whole(name + POSITIONS), stored.whole(name + VALUES))
+    )
 
-    def __init__(self, model: Weights, file: Path):
-        if not file.exists():
-            raise SharpenError(f"{file}: no such task vector")
-        self.where, self.folder, self.config = f"{model.where}+{file}", model.folder, model.config
-        self.model, self.tensors = model, model.tensors
-        self.stored = Safetensors(file, [file], {})
-        for name, spec in model.tensors.items():
-            found = self.stored.tensors.get(name)
-            if found is None and name + POSITIONS not in self.stored.tensors:
-                raise SharpenError(f"{file}: has no difference for {name} of {model.where}")
-            if found is not None and found.shape != spec.shape:
-                raise SharpenError(
-                    f"{file}: {name}: shape {list(found.shape)}, not {list(spec.shape)}"
-                )
+    def read(name: str, start: int, stop: int) -> np.ndarray:
+        rows, spec = model.read(name, start, stop), model.tensors[name]
+        if name in stored.tensors:
+            changed = rows + stored.read(name, start, stop)
+        else:
+            places, values = sparse(name)
+            changed = cast(rows, "float32")
+            low, high = np.searchsorted(places, [start * spec.columns, stop * spec.columns])
+            changed.reshape(-1)[places[low:high] - start * spec.columns] += values[low:high]
+        return rounded(cast(changed, rows.dtype.name), spec.dtype)
 
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        rows = self.model.rows(name, start, stop)
-        if name in self.stored.tensors:
-            return (rows.float() + self.stored.rows(name, start, stop)).to(rows.dtype)
-        places = self.stored.rows(name + POSITIONS, 0, 1)[0]
-        values = self.stored.rows(name + VALUES, 0, 1)[0]
-        columns = self.tensors[name].columns
-        low, high = torch.searchsorted(
-            places, torch.tensor([start * columns, stop * columns])
-        ).tolist()
-        wide_rows = rows.float()
-        wide_rows.view(-1)[places[low:high] - start * columns] += values[low:high]
-        return wide_rows.to(rows.dtype)
+    return replace(model, where=f"{model.where}+{file}", read=read)
 
 
 def load_task_vector(file: str | Path) -> OrderedDict[str, Tensor]:
     """A file's differences as a dense state dict."""
-    stored = Safetensors(Path(file), [Path(file)], {})
+    import torch
+
+    stored = open_files(Path(file), [Path(file)], {})
     vector: OrderedDict[str, Tensor] = OrderedDict()
-    for name, spec in stored.tensors.items():
+    for name in stored.tensors:
         if name.endswith(POSITIONS):
             name = name.removesuffix(POSITIONS)
-            shape = stored.rows(name + SHAPE, 0, 1)[0].tolist()
-            flat = torch.zeros(shape).reshape(-1)
-            flat[stored.rows(name + POSITIONS, 0, 1)[0]] = stored.rows(name + VALUES, 0, 1)[0]
-            vector[name] = flat.reshape(shape)
+            found = np.zeros(tuple(stored.whole(name + SHAPE)), dtype=np.float32)
+            found.reshape(-1)[stored.whole(name + POSITIONS)] = stored.whole(name + VALUES)
         elif not name.endswith((VALUES, SHAPE)):
-            vector[name] = stored.rows(name, 0, spec.rows).reshape(spec.shape)
+            found = stored.whole(name)
+        else:
+            continue
+        vector[name] = torch.from_numpy(found)
     return vector

@@ -13,12 +13,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from sharpen.merge.checkpoint import Weights
+from sharpen.merge.arrays import rounded, wide
+from sharpen.merge.checkpoint import Model
 from sharpen.records import read_json
 from sharpen.types import Json, SharpenError
+
+PLAIN = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,14 @@ def token_ids(tokenizer: Json) -> dict[str, int]:
     return vocab | {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
 
 
-def read_tokenizer(model: Weights) -> Json:
+def read_tokenizer(model: Model) -> Json:
     path = model.folder / "tokenizer.json"
     if not path.exists():
         raise SharpenError(f"{model.where}: has no tokenizer.json, which tokenizer_source needs")
     return read_json(path)
 
 
-def tokenizer_notes(models: Mapping[str, Weights]) -> list[str]:
+def tokenizer_notes(models: Mapping[str, Model]) -> list[str]:
     """What the tokenizers of the models disagree about."""
     having = [m for m in models.values() if (m.folder / "tokenizer.json").exists()]
     notes: list[str] = []
@@ -60,58 +61,49 @@ def tokenizer_notes(models: Mapping[str, Weights]) -> list[str]:
 
 
 def align(
-    models: Mapping[str, Weights], base: str | None, source: str, pad: int | None
-) -> tuple[dict[str, Weights], Vocabulary]:
+    models: Mapping[str, Model], base: str | None, source: str, pad: int | None
+) -> tuple[dict[str, Model], Vocabulary]:
     """Every model with its embedding rows in the order of one vocabulary."""
     main = base or next(iter(models))
     if source not in ("union", "base") and source not in models:
         raise SharpenError(f"tokenizer source {source}: is not one of {', '.join(models)}")
-    donor = models[main if source in ("union", "base") else source]
+    donor = main if source in ("union", "base") else source
     tokenizers = {name: read_tokenizer(model) for name, model in models.items()}
-    ids = {
-        name: {
-            token: i
-            for token, i in token_ids(tokenizers[name]).items()
-            if i < vocabulary_rows(model)
-        }
-        for name, model in models.items()
-    }
-    merged = read_tokenizer(donor)
-    vocab = dict(next(ids[name] for name, model in models.items() if model is donor))
+    ids: dict[str, dict[str, int]] = {}
+    for name, model in models.items():
+        rows = vocabulary_rows(model)
+        ids[name] = {token: i for token, i in token_ids(tokenizers[name]).items() if i < rows}
+    merged, vocab = tokenizers[donor], dict(ids[donor])
     if source == "union":
-        merged, vocab = union(merged, vocab, tokenizers, ids)
+        merged = merged | {"added_tokens": united(merged, vocab, tokenizers, ids)}
     size = max(vocab.values(), default=-1) + 1
     size = -(-size // pad) * pad if pad else size
-    rows = {name: np.full(size, -1, dtype=np.int64) for name in models}
-    for name, order in rows.items():
+    orders = {name: np.full(size, -1) for name in models}
+    for name, order in orders.items():
         for token, place in vocab.items():
             order[place] = ids[name].get(token, -1)
-    donors = [(models[name], rows[name]) for name in models]
-    chief = (models[base], rows[base]) if base else None
-    aligned: dict[str, Weights] = {
-        name: Aligned(model, rows[name], donors, chief) for name, model in models.items()
-    }
-    return aligned, Vocabulary(merged, donor.folder, size)
+    donors = {name: (model, orders[name]) for name, model in models.items()}
+    found = {name: aligned(name, donors, base) for name in models}
+    return found, Vocabulary(merged, models[donor].folder, size)
 
 
-def union(
+def united(
     tokenizer: Json, vocab: dict[str, int], tokenizers: Mapping[str, Json], ids: Mapping[str, dict]
-) -> tuple[Json, dict[str, int]]:
-    """The donor's tokenizer with every token that another one has, as added tokens at the end."""
+) -> list[Json]:
+    """The donor's added tokens and every token that another tokenizer has, at the end; they go into
+    `vocab` too."""
     added = {t["content"]: t for one in tokenizers.values() for t in one.get("added_tokens", [])}
-    plain = {"single_word": False, "lstrip": False, "rstrip": False}
-    plain |= {"normalized": False, "special": False}
-    entries, vocab = list(tokenizer.get("added_tokens", [])), dict(vocab)
+    entries = list(tokenizer.get("added_tokens", []))
     next_id = max(vocab.values(), default=-1) + 1
     for one in ids.values():
         for token in sorted(one, key=one.__getitem__):
             if token not in vocab:
-                entries.append(added.get(token, plain) | {"content": token, "id": next_id})
+                entries.append(added.get(token, PLAIN) | {"content": token, "id": next_id})
                 vocab[token], next_id = next_id, next_id + 1
-    return tokenizer | {"added_tokens": entries}, vocab
+    return entries
 
 
-def vocabulary_rows(model: Weights) -> int:
+def vocabulary_rows(model: Model) -> int:
     inner = model.config.get("text_config") or {}
     size = model.config.get("vocab_size", inner.get("vocab_size"))
     if not isinstance(size, int):
@@ -119,58 +111,50 @@ def vocabulary_rows(model: Weights) -> int:
     return size
 
 
-Donor = tuple[Weights, np.ndarray]
-
-
-class Aligned:
-    """A model whose embedding and head have their rows in another order; `order[new]` is the old
+def aligned(name: str, donors: Mapping[str, tuple[Model, np.ndarray]], base: str | None) -> Model:
+    """A model whose embedding and head have their rows in another order: `order[new]` is the old
     row, or -1."""
+    model, order = donors[name]
+    size = vocabulary_rows(model)
+    tensors = dict(model.tensors)
+    reordered = set()
+    for tensor, spec in model.tensors.items():
+        if len(spec.shape) == 2 and spec.rows == size and re.search("emb|wte|lm_head", tensor):
+            tensors[tensor] = replace(spec, shape=(len(order), *spec.shape[1:]))
+            reordered.add(tensor)
 
-    def __init__(self, model: Weights, order: np.ndarray, donors: list[Donor], chief: Donor | None):
-        self.where, self.folder, self.config = model.where, model.folder, model.config
-        self.model, self.order, self.donors, self.chief = model, order, donors, chief
-        size = vocabulary_rows(model)
-        self.vocabulary = {
-            name
-            for name, spec in model.tensors.items()
-            if len(spec.shape) == 2 and spec.rows == size and re.search("emb|wte|lm_head", name)
-        }
-        self.tensors = {
-            name: replace(spec, shape=(len(order), *spec.shape[1:]))
-            if name in self.vocabulary
-            else spec
-            for name, spec in model.tensors.items()
-        }
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        if name not in self.vocabulary:
-            return self.model.rows(name, start, stop)
-        wanted = self.order[start:stop]
-        found = gather(self.model, name, wanted)
-        lost = np.nonzero(wanted < 0)[0]
+    def read(tensor: str, start: int, stop: int) -> np.ndarray:
+        if tensor not in reordered:
+            return model.read(tensor, start, stop)
+        wanted = order[start:stop]
+        found = gather(model, tensor, wanted)
+        lost = np.flatnonzero(wanted < 0)
         if len(lost):
-            found[torch.from_numpy(lost)] = self.borrowed(name, lost + start).to(found.dtype)
+            rows = borrowed(tensor, lost + start)
+            found[lost] = rounded(rows.astype(found.dtype), tensors[tensor].dtype)
         return found
 
-    def borrowed(self, name: str, places: np.ndarray) -> Tensor:
+    def borrowed(tensor: str, places: np.ndarray) -> np.ndarray:
         """Rows from the base where it has them, else the mean of the models that do."""
-        having = [d for d in self.donors if name in d[0].tensors]
-        table = torch.stack([gather(m, name, order[places]).float() for m, order in having])
-        known = torch.from_numpy(np.stack([order[places] >= 0 for _, order in having]))
-        mean = table.sum(0) / known.sum(0).clamp(min=1).unsqueeze(-1)
-        if self.chief is None or self.chief not in having:
-            return mean
-        first = having.index(self.chief)
-        return torch.where(known[first].unsqueeze(-1), table[first], mean)
+        having = {name: pair for name, pair in donors.items() if tensor in pair[0].tensors}
+        rows = {n: gather(donor, tensor, order[places]) for n, (donor, order) in having.items()}
+        known = {n: order[places] >= 0 for n, (_, order) in having.items()}
+        counts = np.sum(list(known.values()), axis=0).clip(1)
+        result = np.sum(list(rows.values()), axis=0) / counts[:, None]
+        if base in having:
+            result[known[base]] = rows[base][known[base]]
+        return result
+
+    return replace(model, tensors=tensors, read=read)
 
 
-def gather(model: Weights, name: str, wanted: np.ndarray) -> Tensor:
+def gather(model: Model, name: str, wanted: np.ndarray) -> np.ndarray:
     """Rows by number, zeros for -1; neighbours are read together."""
     spec = model.tensors[name]
-    found = torch.zeros(len(wanted), spec.columns, dtype=spec.dtype)
-    breaks = np.nonzero(np.diff(wanted) != 1)[0] + 1
+    found = np.zeros((len(wanted), spec.columns), dtype=wide(spec.dtype))
+    breaks = np.flatnonzero(np.diff(wanted) != 1) + 1
     for low, high in pairwise([0, *breaks.tolist(), len(wanted)]):
         if high > low and wanted[low] >= 0:
             first = int(wanted[low])
-            found[low:high] = model.rows(name, first, first + high - low)
+            found[low:high] = model.read(name, first, first + high - low)
     return found
