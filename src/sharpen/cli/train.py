@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +15,8 @@ app = typer.Typer(no_args_is_help=True, help="Train a model.")
 
 @app.callback()
 def train() -> None:
-    pass
+    if os.environ.get("RANK", "0") != "0":  # of several processes the first one speaks
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
 @app.command()

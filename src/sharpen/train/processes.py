@@ -1,7 +1,7 @@
 """One process or several: who takes which micro-batch, and how gradients and weights come together.
 
 `torchrun` or `accelerate launch` starts the processes; `parallel` says how they share the work.
-DDP and DeepSpeed's ZeRO come through Accelerate, FSDP2 is torch's `fully_shard`. All processes know
+DDP comes through Accelerate, FSDP2 is torch's `fully_shard`, ZeRO is DeepSpeed's. All processes know
 all rows of a step, so that the split needs no talk and the step's loss is the same for any number
 of them.
 """
@@ -75,11 +75,10 @@ class Alone:
 class Several(Alone):
     """Data parallel by Accelerate: every process holds the model, gradients are averaged."""
 
-    def __init__(self, **plugins: Any):
+    def __init__(self):
         from accelerate import Accelerator
 
-        # without a GPU of its own Accelerate would take any it sees for all processes
-        self.accelerator = Accelerator(cpu=not torch.cuda.is_available(), **plugins)
+        self.accelerator = Accelerator(cpu=not torch.cuda.is_available())
         self.rank, self.world = self.accelerator.process_index, self.accelerator.num_processes
 
     def wrap(self, core: Any) -> Any:
@@ -118,27 +117,34 @@ class Sharded(Several):
 
 
 class Zero(Several):
-    """DeepSpeed's ZeRO through Accelerate; it clips and steps by itself."""
+    """DeepSpeed's ZeRO, which clips and steps by itself."""
 
     def __init__(self, stage: int, config: LearnerConfig):
-        from accelerate import DeepSpeedPlugin
-
-        half = torch.cuda.is_available()
-        settings = {
+        try:
+            import deepspeed
+        except ImportError:
+            raise SharpenError("parallel=zero: pip install 'sharpen[deepspeed]'") from None
+        cuda = torch.cuda.is_available()
+        deepspeed.init_distributed("nccl" if cuda else "gloo", verbose=False)
+        self.rank, self.world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self.settings = {
             "train_micro_batch_size_per_gpu": 1,  # we cut the step ourselves
             "gradient_accumulation_steps": 1,
             "gradient_clipping": config.clip_norm,
             "zero_optimization": {"stage": stage},
             "zero_allow_untested_optimizer": True,
-            "bf16": {"enabled": half},
+            "bf16": {"enabled": cuda},
         }
-        super().__init__(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=settings))
 
     def wrap(self, core: Any) -> Any:
         return core
 
     def prepare(self, core: Any, optimizer: Any) -> tuple[Any, Any]:
-        engine, wrapped = self.accelerator.prepare(core, optimizer)
+        import deepspeed
+
+        engine, wrapped, *_ = deepspeed.initialize(
+            model=core, optimizer=optimizer, config=self.settings
+        )
         return engine, wrapped
 
     def accumulating(self, core: Any, last: bool) -> Any:

@@ -18,7 +18,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from sharpen.config import Config
 from sharpen.records import RunFolder, write_jsonl
 from sharpen.train.checkpoint import load_last_checkpoint, save_checkpoint
 from sharpen.train.display import Display, flops_per_token
@@ -88,10 +87,9 @@ class TrainingRun:
             raise Interrupted(number)
 
 
-def open_folder(path: str | Path, config: Config, inputs: Json) -> None:
-    """Refuse a folder of another run before anything is loaded; the first process makes it."""
-    if os.environ.get("RANK", "0") == "0":
-        RunFolder(path, config, inputs)
+def first_process() -> bool:
+    """Known before the processes have met: the launcher says it."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 class SignalFlag:

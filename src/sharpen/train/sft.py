@@ -15,14 +15,14 @@ from typing import Any
 
 from sharpen.data.sources import resolve
 from sharpen.models.load import attach_lora, load_model, load_tokenizer
-from sharpen.records import atomic_folder, sha256_file
+from sharpen.records import RunFolder, atomic_folder, sha256_file
 from sharpen.render import Renderer, hermes_template
 from sharpen.tools import load_object
 from sharpen.train.batching import Batch
 from sharpen.train.config import AgentSFTConfig
 from sharpen.train.dataset import TrainingRows
 from sharpen.train.learner import Learner
-from sharpen.train.run import TrainingRun, open_folder
+from sharpen.train.run import TrainingRun, first_process
 from sharpen.types import Datum, Json, SharpenError
 
 
@@ -53,9 +53,10 @@ class AgentSFTTrainer:
         """Run to the end, or on from where a killed run stopped. Returns the last and best
         figures."""
         data, config = self.data or self.prepare_datasets(), self.config
-        sources = [path for name in config.train_data.split(",") for path in resolve(name)]
-        open_folder(self.output, config, {p.name: sha256_file(p) for p in sources})
-        check_disk(self.output, config)
+        if first_process():  # refuses another run's folder before anything is loaded
+            sources = [path for name in config.train_data.split(",") for path in resolve(name)]
+            RunFolder(self.output, config, {p.name: sha256_file(p) for p in sources})
+            check_disk(self.output, config)
         self.model = load_model(config)
         self.model = make_trainable(self.model, config)
         self.learner = learner = Learner(self.model, config, data.total)
