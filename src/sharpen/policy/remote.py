@@ -7,6 +7,7 @@ its reason. The key is read from the environment when it is needed and is kept n
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import os
@@ -102,14 +103,13 @@ class RemotePolicy:
 
     async def post(self, client: Any, body: Json) -> Turn:
         """One request → the turn of a good answer, or `Refused`."""
-        limit = self.limits.timeout_s
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(self.limits.timeout_s):
                 response = await client.post(self.url, json=body)
             if (status := response.status_code) == 200:
                 return turn_from_wire(json.loads(response.content))
         except (httpx2.HTTPError, OSError) as error:
-            reason = str(error) or f"no answer within {limit:g} s"
+            reason = str(error) or f"no answer within {self.limits.timeout_s:g} s"
             raise Refused(f"{type(error).__name__}: {reason}", 0.0) from None
         except BROKEN as error:
             raise Refused(f"not a chat completion: {error!r}", 0.0) from None
@@ -119,16 +119,14 @@ class RemotePolicy:
 
 def wire_messages(messages: Sequence[Message]) -> list[Json]:
     """Messages as servers demand them: every call has an id and every tool message names one."""
-    wire, unanswered = [], []
-    for number, message in enumerate(messages):
+    wire, made, answered = [], itertools.count(), itertools.count()
+    for message in messages:
         row = message_to_wire(message, arguments_as_text=True)
         row["content"] = assistant_text(replace(message, tool_calls=()), "")
-        for index, call in enumerate(row.get("tool_calls", [])):
-            call["id"] = call.get("id") or f"call_{number}_{index}"
-            unanswered.append(call["id"])
-        if message.role == "tool" and unanswered:
-            row["tool_call_id"] = message.tool_call_id or unanswered[0]
-            unanswered = [name for name in unanswered if name != row["tool_call_id"]]
+        for call in row.get("tool_calls", []):
+            call.setdefault("id", f"call_{next(made)}")
+        if message.role == "tool":
+            row.setdefault("tool_call_id", f"call_{next(answered)}")
         wire.append(row)
     return wire
 
