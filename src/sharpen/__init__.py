@@ -31,8 +31,10 @@ _PUBLIC = {
     "Renderer": "sharpen.render",
     "LocalPolicy": "sharpen.policy.local",
     "RemotePolicy": "sharpen.policy.remote",
-    "Judge": "sharpen.rewards.judge",
-    "JudgeConfig": "sharpen.rewards.judge",
+    **dict.fromkeys(("Judge", "JudgeConfig"), "sharpen.rewards.judge"),
+    **dict.fromkeys(
+        ("RLVRHackingDetector", "RLVRRewardShaping", "HackingMonitor"), "sharpen.rewards.hacking"
+    ),
     "ModelConfig": "sharpen.models.load",
     "LoRAConfig": "sharpen.models.load",
     **dict.fromkeys(
