@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from sharpen.data.check import CheckReport, check_rows
-from sharpen.data.importers import FORMATS, find, load
+from sharpen.data.importing import FORMATS, find, import_file, load
 from sharpen.data.reading import read_records
 from sharpen.data.importers.shapes import call_from, json_type, parameters, schema
-from sharpen.data.importing import import_file
 from sharpen.types import RowError, SharpenError
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -18,6 +18,7 @@ from sharpen.rows import dialog_from_row, preference_from_row, task_from_row, to
 from sharpen.tools import check_call, schema_problem
 from sharpen.types import Dialog, Json, Message, Preference, RowError, Task, ToolCall, ToolSpec
 
+Noun = Dialog | Preference | Task
 REFERENCE = re.compile(r"\$.+\$|API_call_\d+")  # an argument that stands for an earlier result
 PER_ROW = ("single_call", "several_calls", "parallel", "failure", "retry", "no_call")
 PER_CALL = ("unlisted_calls", "bad_arguments")
@@ -43,7 +44,7 @@ class CheckReport:
     reasons: Counter[str] = field(default_factory=Counter)
 
 
-def noun_of(record: Record) -> Dialog | Preference | Task | ToolSpec:
+def noun_of(record: Record) -> Noun | ToolSpec:
     """What a row is, or a RowError."""
     row, where = record.value, record.where
     if record.problem:

@@ -1,23 +1,27 @@
 """`sharpen data import`: a foreign file or folder → JSONL rows, bad records beside them.
 
-What is written can be read back: a row of the wrong types never goes to disk. Nothing is dropped: a
-record that is not converted is in the quarantine file with its place and the reason.
+A format is a converter (one of `importers/`) that makes a record a `Dialog`, `Task` or
+`Preference`. What is written can be read back: a row of the wrong types never goes to disk. Nothing
+is dropped: a record that is not converted is in the quarantine with its place and the reason.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sharpen.data.check import structure
-from sharpen.data.importers import Importer, Noun, find, load
-from sharpen.data.reading import Record
+from sharpen.data.check import Noun, structure
+from sharpen.data.importers import chat, dialogs, tasks  # noqa: F401 - they fill FORMATS
+from sharpen.data.importers.shapes import FORMATS, Importer
+from sharpen.data.reading import Reader, Record
 from sharpen.records import atomic_write, dump_row
 from sharpen.rows import dialog_to_row, preference_to_row, task_to_row
 from sharpen.types import Dialog, Json, Preference, RowError, SharpenError, Task
@@ -27,6 +31,30 @@ TO_ROW = {Dialog: dialog_to_row, Preference: preference_to_row, Task: task_to_ro
 WANTED: dict[str, type] = {"id": str, "metadata": dict}
 OF_TASKS = WANTED | {"instruction": str, "kind": str, "difficulty": str, "gold": dict}
 SHAPE_ERRORS = (KeyError, TypeError, AttributeError, ValueError, IndexError, RecursionError)
+
+
+def load(name: str) -> Importer:
+    if name not in FORMATS:
+        near = difflib.get_close_matches(name, FORMATS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"formats: auto, {', '.join(FORMATS)}"
+        raise SharpenError(f"unknown format {name!r}; {hint}")
+    return FORMATS[name]
+
+
+def find(path: Path) -> Importer:
+    """The importer whose format most of the first records have; none or several is an error."""
+
+    @cache
+    def sample(read: Reader) -> list[Any]:
+        return [record.value for record in islice(read(path), 5) if not record.problem]
+
+    hits = {name: sum(map(f.recognises, sample(f.read))) for name, f in FORMATS.items()}
+    best = [name for name, count in hits.items() if count and count == max(hits.values())]
+    if len(best) == 1:
+        return FORMATS[best[0]]
+    if best:
+        raise SharpenError(f"{path}: could be {' or '.join(best)}; name the format")
+    raise SharpenError(f"{path}: no known format; name one of {', '.join(FORMATS)}")
 
 
 @dataclass

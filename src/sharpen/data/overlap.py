@@ -10,7 +10,7 @@ import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
@@ -116,26 +116,20 @@ def compare(paths: Sequence[Path]) -> Json:
     numbers: dict[str, int] = {}
     splits = [read_split(path, numbers) for path in paths]
     rarity = Counter(word for split in splits for row in split.words for word in array("I", row))
-    pairs = [compare_pair(a, b, rarity) for a, b in combinations(splits, 2)]
-    every = np.concatenate([np.frombuffer(s.masked, np.int64) for s in splits if s.rows] or [[]])
-    distinct = {s.path: len(set(s.masked)) / s.rows if s.rows else 1.0 for s in splits}
-    distinct["all"] = len(np.unique(every)) / len(every) if len(every) else 1.0
+    pairs = []
+    for a, b in combinations(splits, 2):
+        share, where, copies = closest(a, b, rarity)
+        verbatim, grams = np.intersect1d(a.verbatim, b.verbatim), np.intersect1d(a.grams, b.grams)
+        pair = {"splits": [a.path, b.path], "verbatim": len(verbatim), "grams": len(grams)}
+        pair |= {"word_overlap": round(share, 4), "closest": where, "near_copies": copies}
+        pairs.append(pair)
+    texts = [np.array(split.masked) for split in splits]
+    masked = dict(zip(paths, texts, strict=True)) | {"all": np.concatenate(texts)}
+    distinct = {name: len(np.unique(m)) / len(m) if len(m) else 1.0 for name, m in masked.items()}
     return {
-        "rows": {s.path: s.rows for s in splits},
+        "rows": {split.path: split.rows for split in splits},
         "pairs": pairs,
-        "distinct": {name: round(ratio, 4) for name, ratio in distinct.items()},
-    }
-
-
-def compare_pair(a: Split, b: Split, rarity: Counter[int]) -> Json:
-    share, where, copies = closest(a, b, rarity)
-    return {
-        "splits": [a.path, b.path],
-        "verbatim": shared(a.verbatim, b.verbatim),
-        "grams": shared(a.grams, b.grams),
-        "word_overlap": round(share, 4),
-        "closest": where,
-        "near_copies": copies,
+        "distinct": {str(name): round(ratio, 4) for name, ratio in distinct.items()},
     }
 
 
@@ -154,11 +148,6 @@ def leaks_in(found: Json) -> list[str]:
     return leaks
 
 
-def shared(a: array[int], b: array[int]) -> int:
-    """How many different hashes stand in both."""
-    return len(np.intersect1d(np.frombuffer(a, np.int64), np.frombuffer(b, np.int64)))
-
-
 def closest(a: Split, b: Split, rarity: Counter[int]) -> tuple[float, list[str], int]:
     """The highest share of words (intersection over union) that a row of `b` has with one of `a`,
     the two rows, and how many different rows of `b` are over `MAX_OVERLAP`.
@@ -175,7 +164,9 @@ def closest(a: Split, b: Split, rarity: Counter[int]) -> tuple[float, list[str],
     for row, place in b.words.items():
         words = array("I", row)
         mine, highest = frozenset(words), 0.0
-        for other in candidates(words, min(best, MAX_OVERLAP), rarity, rows_with):
+        needed = math.floor(min(best, MAX_OVERLAP) * len(words)) + 1  # words in common, to beat it
+        rarest = sorted(words, key=rarity.__getitem__)[: max(0, len(words) - needed + 1)]
+        for other in dict.fromkeys(n for word in rarest for n in rows_with.get(word, ())):
             common = len(mine.intersection(array("I", theirs[other])))
             share = common / (len(mine) + len(theirs[other]) // words.itemsize - common)
             highest = max(highest, share)
@@ -183,11 +174,3 @@ def closest(a: Split, b: Split, rarity: Counter[int]) -> tuple[float, list[str],
                 best, where = share, [a.words[theirs[other]], place]
         copies += highest > MAX_OVERLAP
     return best, where, copies
-
-
-def candidates(
-    words: array[int], bound: float, rarity: Counter[int], rows_with: dict[int, array[int]]
-) -> Iterable[int]:
-    needed = math.floor(bound * len(words)) + 1  # at least so many words in common, to beat it
-    rarest = sorted(words, key=lambda word: rarity[word])[: max(0, len(words) - needed + 1)]
-    return dict.fromkeys(number for word in rarest for number in rows_with.get(word, ()))

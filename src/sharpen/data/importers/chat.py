@@ -12,8 +12,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from sharpen.data.importers import Noun, has, importer, shapes
-from sharpen.data.importers.shapes import require
+from sharpen.data.check import Noun
+from sharpen.data.importers import shapes
+from sharpen.data.importers.shapes import has, importer, require
 from sharpen.types import Dialog, Json, Message, Preference, RowError, ToolCall, ToolSpec
 
 SPEAKERS = {

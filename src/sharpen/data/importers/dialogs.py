@@ -15,13 +15,14 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from sharpen.data.importers import has, importer, shapes
+from sharpen.data.importers import shapes
 from sharpen.data.importers.chat import message, said
-from sharpen.data.importers.shapes import Tools, require
+from sharpen.data.importers.shapes import Tools, has, importer, require
 from sharpen.data.reading import Record, below, data_files, read_file, read_records, within
 from sharpen.records import read_json
-from sharpen.types import Dialog, Json, Message, Task, ToolCall, ToolSpec
+from sharpen.types import Dialog, Json, Message, Role, Task, ToolCall, ToolSpec
 
+APIBANK: dict[str, Role] = {"User": "user", "AI": "assistant"}
 SIGNATURE = re.compile(r"(\w+): (\w+)")
 COMPARISON = re.compile(r"api\.(\w+)\((.*)\)$", re.S)
 OPERATOR = {"type": "object", "properties": {"op": {"type": "string"}, "value": {}}}
@@ -64,16 +65,11 @@ def apibank_files(path: Path) -> Iterator[Record]:
         yield Record(f"{file}:1", [r.value for r in turns], raw, problem)
 
 
-def is_apibank(turns: list[Json]) -> bool:
-    return turns[0]["role"] in ("User", "AI")
-
-
-@importer(is_apibank, apibank_files, apibank_tools, placed=True)
+@importer(lambda turns: turns[0]["role"] in APIBANK, apibank_files, apibank_tools, placed=True)
 def apibank(turns: list[Json], where: str, tools: Tools) -> Dialog:
     messages, used = [], []
     for turn in turns:
-        if turn["role"] in ("User", "AI"):
-            role = "user" if turn["role"] == "User" else "assistant"
+        if role := APIBANK.get(turn["role"]):
             messages.append(Message(role, turn["text"]))
             continue
         used.append(turn["api_name"])
@@ -87,7 +83,6 @@ def apibank(turns: list[Json], where: str, tools: Tools) -> Dialog:
 
 
 def sgd_tools(path: Path) -> dict[str, list[ToolSpec]]:
-    """The intents of every service."""
     services = read_json(shapes.beside(path, "schema.json"))
     return {s["service_name"]: [sgd_tool(s, intent) for intent in s["intents"]] for s in services}
 
@@ -292,8 +287,8 @@ def is_react(row: Json) -> bool:
 
 @importer(is_react, react_logs)
 def react(row: Json) -> Dialog:
-    """A `.txt` or `.log` file of `Question:` blocks, or rows with the log in `prompt` or `text`.
-    `Finish[…]` is the answer; a log with an action that cannot be read is kept apart whole."""
+    """The log stands in a text file, `prompt` or `text`; `Finish[…]` is the answer. A log with an
+    action that cannot be read is kept apart whole."""
     header, mark, log = (row.get("text") or row["prompt"]).rpartition("(END OF EXAMPLES)")
     header = header if mark else row.get("header", "")
     log = log[log.rindex("Question:") :] if "Question:" in log else log

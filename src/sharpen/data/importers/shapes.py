@@ -1,5 +1,5 @@
-"""What the importers share: foreign type names → JSON Schema, tools, calls written as objects, JSON
-or Python text, and the joining of turns."""
+"""What the importers share: the list of formats, foreign type names → JSON Schema, tools, calls
+written as objects, JSON or Python text, and the joining of turns."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import marshal
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import add, mul, sub, truediv
 from pathlib import Path
 from typing import Any
 
-from sharpen.data.reading import read_file
-from sharpen.types import Json, Message, RowError, SharpenError, ToolCall, ToolSpec
+from sharpen.data.check import Noun
+from sharpen.data.reading import Reader, read_file, read_records
+from sharpen.types import Json, Message, RowError, SharpenError, Task, ToolCall, ToolSpec
 
 KINDS = {
     "object": "dict hashmap map object json record struct",
@@ -27,12 +29,52 @@ KINDS = {
     "null": "none null",
 }
 TYPES = {name: kind for kind, names in KINDS.items() for name in names.split()}
-GENERIC = re.compile(
-    r"(list|array|arraylist|tuple|set|optional)\s*(?:\[|\(|<|\bof\b)\s*(.+?)[\])>]?$"
-)
+GENERIC = re.compile(r"(\w+)\s*(?:[\[(<]|\bof\b)\s*(.+?)[\])>]?$")
 Tools = dict[str, ToolSpec]
+Detect = Callable[[Any], object]
 FIELDS = ("parameters", "inputSchema", "input_schema", "query_parameters")
 SIGNS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv}
+
+
+@dataclass(frozen=True, slots=True)
+class Importer:
+    """One format. `side` loads what the data set keeps beside its rows (tools, answers) once;
+    `convert` gets it with every record, and before it, if `placed`, where the record stands."""
+
+    name: str
+    detect: Detect
+    convert: Callable[..., Noun]
+    read: Reader
+    side: Callable[[Path], Any] | None
+    placed: bool
+
+    def recognises(self, value: Any) -> bool:
+        try:
+            return bool(self.detect(value))
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+            return False  # it looked for something that another format does not have
+
+
+FORMATS: dict[str, Importer] = {}
+
+
+def importer(
+    detect: Detect, read: Reader = read_records, side: Any = None, placed: bool = False
+) -> Callable[[Any], Any]:
+    """Registers a converter as the format of its name."""
+
+    def register(convert: Any) -> Any:
+        name = convert.__name__
+        FORMATS[name] = Importer(name, detect, convert, read, side, placed)
+        return convert
+
+    return register
+
+
+def has(fields: str) -> Callable[[Any], bool]:
+    """A detector: an object with all these fields, or with those of an alternative behind `|`."""
+    wanted = [set(each.split()) for each in fields.split("|")]
+    return lambda value: isinstance(value, dict) and any(each <= set(value) for each in wanted)
 
 
 def require(held: object, reason: str) -> None:
@@ -52,17 +94,16 @@ def json_type(name: Any) -> Json:
         known = [json_type(n).get("type") for n in name]
         return {"type": known} if all(known) else {}
     text = str(name).strip().lower()
-    if match := GENERIC.match(text):
+    match = GENERIC.match(text)
+    if match and (match[1] == "optional" or TYPES.get(match[1]) == "array"):
         inner = json_type(match[2].split(",")[0])
-        if match[1] == "optional":
-            return inner
-        return {"type": "array"} | ({"items": inner} if inner else {})
+        array = {"type": "array"} | ({"items": inner} if inner else {})
+        return inner if match[1] == "optional" else array
     return {"type": TYPES[text]} if text in TYPES else {}
 
 
 def schema(value: Any) -> Any:
-    """A schema in a foreign dialect → JSON Schema: type names, `required: true` on a property,
-    parts that cannot be a schema."""
+    """A schema in a foreign dialect → JSON Schema."""
     if isinstance(value, str):
         return json_type(value)
     if not isinstance(value, dict):
@@ -100,9 +141,8 @@ def parameters(value: Any, required: Any = None) -> Json:
     """A tool's parameters, as a schema or as a plain mapping of names, → an object schema."""
     if not isinstance(value, dict):
         value = {}
-    if isinstance(value.get("properties"), dict) or {"$ref", "anyOf", "oneOf", "allOf"} & set(
-        value
-    ):
+    combined = {"$ref", "anyOf", "oneOf", "allOf"} & set(value)
+    if combined or isinstance(value.get("properties"), dict):
         return schema(value | ({"required": required} if required else {})) | {"type": "object"}
     plain = set(value) <= {"type", "required", "properties", "description"}
     if plain and not isinstance(value.get("type"), dict):
@@ -111,12 +151,10 @@ def parameters(value: Any, required: Any = None) -> Json:
 
 
 def tools_from(value: Any) -> tuple[ToolSpec, ...]:
-    """A list of tools in any dialect, or its JSON text."""
-    if isinstance(value, str):
-        value = literal(value or "[]")
-    if isinstance(value, dict):
-        value = [value]
-    return tuple(tool_from(marshal.dumps(tool)) for tool in value or ())
+    """A list of tools in any dialect, one alone, or the JSON text of either."""
+    value = literal(value or "[]") if isinstance(value, str) else value
+    listed = [value] if isinstance(value, dict) else value or ()
+    return tuple(tool_from(marshal.dumps(tool)) for tool in listed)
 
 
 @lru_cache(20_000)  # rows repeat their tools, and translating one is slow
@@ -135,11 +173,10 @@ def tool_from(dumped: bytes) -> ToolSpec:
 
 
 def read_tools(path: Path, *places: str) -> Iterator[ToolSpec]:
-    """The tools of a file that a data set keeps beside its rows: a list, `nodes`, or texts by
-    name."""
+    """The tools of a file that a data set keeps beside its rows: listed, or texts by name."""
     for record in read_file(beside(path, *places)):
         found = record.value.get("nodes", record.value)
-        if not isinstance(found, list) and all(isinstance(text, str) for text in found.values()):
+        if isinstance(found, dict) and all(isinstance(text, str) for text in found.values()):
             found = [{"name": name, "description": text} for name, text in found.items()]
         yield from tools_from(found)
 
@@ -226,6 +263,14 @@ def evaluate(node: ast.expr) -> Any:
     return list(value) if isinstance(value, (tuple, set)) else value
 
 
+def task(
+    kind: str, instruction: str, gold: Json, *, tools: Any = (), difficulty: str = "", **more: Any
+) -> Task:
+    """A task; besides its id, what is not named here is metadata."""
+    row_id = str(more.pop("id", ""))
+    return Task(row_id, instruction, tools, gold, kind, difficulty, metadata=more)
+
+
 def gold_calls(values: Iterable[Any]) -> list[Json]:
     calls = map(call_from, values)
     return [{"name": call.name, "arguments": call.arguments} for call in calls]
@@ -236,7 +281,6 @@ def as_text(value: Any) -> str:
 
 
 def step(call: ToolCall, answer: Any, thought: str = "") -> list[Message]:
-    """A call and what it gave."""
     said = Message("assistant", thought, (call,))
     return [said, Message("tool", as_text(answer), name=call.name)]
 

@@ -1,5 +1,8 @@
-"""Which tools a request needs, and in which order: BFCL, Seal-Tools, NESTFUL, MetaTool, ToolBench,
-ToolAlpaca, Gorilla, LiveMCPBench, and the plans of WorFBench, TaskBench and UltraTool.
+"""Tasks: which tools a request needs and in which order (BFCL, Seal-Tools, NESTFUL, MetaTool,
+ToolBench, ToolAlpaca, Gorilla, LiveMCPBench; the plans of WorFBench, TaskBench and UltraTool), and
+questions whose answer can be told right from wrong: mathematics (GSM8K, AQuA-RAT, SVAMP), code
+(MBPP, HumanEval), databases (InterCode-SQL, DBBench), facts (HotpotQA, LLMCompiler), one thing in a
+long text (LongEval, key–value retrieval), and when to act (IN3, When2Call).
 
 Gold calls may refer to earlier results (`API_call_0`, `$var1.field$`); such arguments stay as they
 are. Catalogues and answers stand in files beside the rows. Gorilla's `api/` files and ToolAlpaca's
@@ -8,17 +11,19 @@ are. Catalogues and answers stand in files beside the rows. Gorilla's `api/` fil
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sharpen.data.importers import Noun, has, importer, shapes
+from sharpen.data.check import Noun
+from sharpen.data.importers import shapes
 from sharpen.data.importers.chat import said
-from sharpen.data.importers.shapes import Tools, gold_calls, require, tools_from
+from sharpen.data.importers.shapes import Tools, has, importer, require, task, tools_from
 from sharpen.data.reading import below, read_file, within
-from sharpen.types import Dialog, Json, Message, SharpenError, Task, ToolSpec
+from sharpen.types import Dialog, Json, Message, Preference, SharpenError, Task, ToolSpec
 
 ALPACA_FIELDS = re.compile(r"\s*Parameters: (\{.*?\})\s*(?:\nOutput:|$)", re.S)
 GORILLA_REQUEST = re.compile(
@@ -29,6 +34,8 @@ MCP_TOOL = re.compile(r"^\s*\d+\.\s*(\S+)", re.M)
 PLAN_NODE = re.compile(r"^(\d+)[:.] ?(.*)$", re.M)
 PLAN_EDGE = re.compile(r"\((START|\d+), ?(END|\d+)\)", re.I)
 PLAN_TOOLS = re.compile(r"The api list you can use: (\[.*\])", re.S)
+DECISIONS = {"direct": "answer", "tool_call": "call"}
+DECISIONS |= {"request_for_info": "ask", "cannot_answer": "refuse"}
 
 
 def bfcl_answers(path: Path) -> Json:
@@ -54,9 +61,9 @@ def bfcl_gold(row: Json, answers: Json) -> tuple[str, Json]:
     if isinstance(truth, str):
         return "rest", {"response": shapes.literal(truth)}
     if "involved_classes" in row:
-        return "multi_turn", {"turns": [gold_calls(turn) for turn in truth]}
+        return "multi_turn", {"turns": [shapes.gold_calls(turn) for turn in truth]}
     if all(isinstance(call, str) for call in truth):
-        return "calls", {"calls": gold_calls(truth)}
+        return "calls", {"calls": shapes.gold_calls(truth)}
     calls = [{"name": n, "arguments": a} for call in truth for n, a in call.items()]
     return "calls", {"calls": calls, "match": "allowed"}
 
@@ -148,7 +155,7 @@ def toolbench_queries(row: Json) -> Task:
     tools = tuple(toolbench_tool(api) for api in row.get("api_list") or [])
     right = [api_name(*pair) for pair in row.get("relevant APIs") or []]
     kind, gold = ("selection", {"tools": right}) if right else ("open", {})  # a demo query has none
-    return Task(str(row["query_id"]), row["query"], tools, gold, kind)
+    return task(kind, row["query"], gold, tools=tools, id=row["query_id"])
 
 
 def alpaca_cases(api: Json) -> list[Json]:
@@ -174,7 +181,7 @@ def toolalpaca(row: Json, where: str) -> Noun:
     if not isinstance(case, dict):
         request, answers = case
         steps = [{"name": a["Action"], "arguments": a["Action_Input"]} for a in answers]
-        gold = {"calls": gold_calls(steps)}
+        gold = {"calls": shapes.gold_calls(steps)}
         return Task(row_id, request, tools, gold, "calls", metadata=metadata)
     turns = [Message("user", case["input"])]
     for (name, given, log), observation in case["intermediate_steps"]:
@@ -189,9 +196,9 @@ def toolalpaca(row: Json, where: str) -> Noun:
 def gorilla(row: Json) -> Task:
     requests = GORILLA_REQUEST.findall(row["code"])
     require(requests, "code: no instruction in it")
-    gold = {"call": row["api_call"], "api": row["api_data"]["api_name"]}
-    metadata = {"provider": row["provider"], "api": row["api_data"]}
-    return Task("", requests[0].strip().strip("'\""), (), gold, "api_call", metadata=metadata)
+    request, api = requests[0].strip().strip("'\""), row["api_data"]
+    gold = {"call": row["api_call"], "api": api["api_name"]}
+    return task("api_call", request, gold, provider=row["provider"], api=api)
 
 
 @importer(lambda row: {"Question", "Annotator Metadata"} <= set(row))
@@ -252,9 +259,113 @@ def taskbench(row: Json, tools: Tools) -> Task:
         given = {"arguments": node["arguments"]} if node.get("arguments") else {}
         steps.append({"id": str(number), "tool": node["task"], **given})
     request = (row.get("user_request") or row["instruction"]).strip()
-    offered, gold = (
-        shapes.candidates(right, tools, str(row["id"])),
-        {"nodes": steps, "edges": edges},
-    )
-    metadata = {"steps": part(row, "steps"), "type": row.get("type", "")}
-    return Task(str(row["id"]), request, offered, gold, "planning", metadata=metadata)
+    offered = shapes.candidates(right, tools, str(row["id"]))
+    gold = {"nodes": steps, "edges": edges}
+    extra = {"steps": part(row, "steps"), "type": row.get("type", "")}
+    return task("planning", request, gold, id=row["id"], tools=offered, **extra)
+
+
+@importer(lambda row: set(row) == {"question", "answer"} and "####" in row["answer"])
+def gsm8k(row: Json) -> Task:
+    solution, mark, answer = row["answer"].rpartition("####")
+    require(mark and answer.strip(), "answer: no '#### result'")
+    gold = {"answer": answer.strip().replace(",", "")}
+    return task("math", row["question"], gold, solution=solution.strip())
+
+
+@importer(has("question options rationale"))
+def aqua(row: Json) -> Task:
+    letters, correct = [option[:1] for option in row["options"]], row["correct"]
+    require(correct in letters, f"correct: {correct!r} is none of the options")
+    request = "\n".join((row["question"], *row["options"]))
+    return task("choice", request, {"answer": correct}, solution=row["rationale"])
+
+
+@importer(has("Body Question Equation"))
+def svamp(row: Json) -> Task:
+    value, extra = float(row["Answer"]), {"equation": row["Equation"], "type": row.get("Type", "")}
+    gold = {"answer": str(int(value)) if value.is_integer() else str(value)}
+    request = f"{row['Body'].rstrip()} {row['Question']}"
+    return task("math", request, gold, id=row["ID"], **extra)
+
+
+@importer(has("task_id code test_list"))
+def mbpp(row: Json) -> Task:
+    require(row["test_list"], "test_list: empty")
+    setup = row.get("test_setup_code") or "\n".join(row.get("test_imports") or [])
+    gold, request = {"tests": row["test_list"], "setup": setup}, row.get("text") or row["prompt"]
+    extra = {"code": row["code"], "challenge_tests": row.get("challenge_test_list", [])}
+    return task("code", request, gold, id=f"mbpp-{row['task_id']}", **extra)
+
+
+@importer(has("task_id entry_point test"))
+def humaneval(row: Json) -> Task:
+    check = f"{row['test']}\ncheck({row['entry_point']})"
+    gold = {"tests": [check], "setup": row["prompt"], "entry_point": row["entry_point"]}
+    return task("code", row["prompt"], gold, id=row["task_id"], code=row["canonical_solution"])
+
+
+@importer(has("db query gold"))
+def intercode_sql(row: Json) -> Task:
+    gold, level = {"sql": row["gold"], "database": row["db"]}, row["hardness"]
+    return task("sql", row["query"], gold, difficulty=level, tables=row.get("db_tables"))
+
+
+@importer(has("description label table"))
+def dbbench(row: Json) -> Task:
+    """Gold is the answer: the reference queries are unreliable."""
+    request = "\n".join(t for t in (row["description"], row.get("add_description")) if t)
+    gold = {"answers": row["label"]}
+    gold |= {"table_md5": row["answer_md5"]} if row.get("answer_md5") else {}
+    return task("sql", request, gold, type=row["type"], table=row["table"], sql=row.get("sql"))
+
+
+@importer(has("_id question supporting_facts"))
+def hotpotqa(row: Json) -> Task:
+    documents = [{"title": t, "text": "".join(lines)} for t, lines in row.get("context") or []]
+    gold = {"answers": [row["answer"]], "support": row["supporting_facts"]}
+    extra = {"documents": documents, "type": row.get("type", "")}
+    level = row.get("level", "")
+    return task("qa", row["question"], gold, id=row["_id"], difficulty=level, **extra)
+
+
+@importer(lambda row: set(row) - {"branch"} == {"id", "question", "answer"})
+def llmcompiler(row: Json) -> Task:
+    gold, extra = {"answers": [str(row["answer"])]}, shapes.picked(row, "branch")
+    return task("qa", row["question"].strip(), gold, id=row["id"], **extra)
+
+
+@importer(has("prompt expected_number"))
+def longeval(row: Json) -> Task:
+    extra = shapes.picked(row, "num_lines", "token_size", "random_idx")
+    return task("retrieval", row["prompt"], {"answers": [str(row["expected_number"])]}, **extra)
+
+
+@importer(has("ordered_kv_records key"))
+def kv_retrieval(row: Json) -> Task:
+    records, sought = row["ordered_kv_records"], [row["key"], row["value"]]
+    require(sought in records, "the key is not among the records")
+    data = json.dumps(dict(records), ensure_ascii=False, indent=0)
+    request = f"{data}\n\nWhich value does this JSON object hold for the key {row['key']!r}?"
+    extra = {"keys": len(records), "position": records.index(sought)}
+    return task("retrieval", request, {"answers": [row["value"]]}, **extra)
+
+
+@importer(has("task vague missing_details"))
+def in3(row: Json) -> Task:
+    vague = row["vague"]
+    require(isinstance(vague, bool), f"vague: expected true or false, found {vague!r}")
+    gold = {"decision": "ask" if vague else "act", "missing": row["missing_details"]}
+    return task("timing", row["task"], gold, category=row["category"], thought=row["thought"])
+
+
+@importer(has("correct_answer answers tools|chosen_response"))
+def when2call(row: Json) -> Noun:
+    tools = tools_from(row["tools"])
+    if "chosen_response" in row:
+        pair = (said(row[key]) for key in ("chosen_response", "rejected_response"))
+        return Preference(said(row["messages"]), *pair, tools=tools)
+    right = row["correct_answer"]
+    gold = {"decision": DECISIONS[right], "answer": row["answers"][right]}
+    metadata = shapes.rest(row, "question", "tools", "uuid")
+    return Task(str(row.get("uuid", "")), row["question"], tools, gold, "timing", metadata=metadata)
