@@ -97,7 +97,7 @@ def test_sets_have_no_order_and_count_instances():
     assert judge.evaluate_calls([call("g", x=1)], [a])["f1"] == 0
     assert judge.evaluate_calls([], [a])["f1"] == 0 and judge.evaluate_calls([a], [])["f1"] == 0
     assert judge.evaluate_calls([], []) == {
-        "overall_correct": True, "precision": 1, "recall": 1, "f1": 1
+        "overall_correct": True, "precision": 1, "recall": 1, "f1": 1, "exact": []
     }  # fmt: skip
 
 
@@ -167,7 +167,7 @@ def test_allowed_values(arguments, right):
     task = Task("t", "", (SPEC,), {"calls": [wanted], "match": "allowed"})
     message = Message("assistant", tool_calls=(ToolCall("find", arguments),))
     score = CallReward().score(task, Trajectory("t", (Turn(message),), StopReason.ANSWERED))
-    assert score.value == (right and not score.feedback)
+    assert score.value == score.parts["exact_call"] == right
 
 
 def test_no_call_is_right_where_none_is_wanted():

@@ -103,12 +103,6 @@ def test_a_weighted_sum_of_named_parts(user):
     assert build_reward(block | {"clip": [0, 1]}).score(TASK, EMPTY).value == 0
 
 
-def test_a_range_maps_onto_nought_to_one():
-    block = {"parts": [{"name": "agent", "range": [-1, 1]}]}
-    assert build_reward(block).score(TASK, EMPTY).value == 0
-    assert build_reward(block).score(TASK, RIGHT).value == 1
-
-
 def test_gates_close_on_parts_and_on_their_breakdown(user):
     gate = {"part": "agent.format_compliance", "at_least": 1, "otherwise": -0.25}
     judge = build_reward({"parts": [{"name": "agent"}], "gates": [gate]})
@@ -182,7 +176,6 @@ def test_a_part_that_fails_is_counted_said_and_never_a_crash(user, name, reason,
         ({"parts": [{"name": "agent"}, {"name": "agent"}]}, "stands twice"),
         ({"parts": [{"name": "agent"}], "gates": [{"part": "calls"}]}, "on none of the parts"),
         ({"parts": [{"name": "agent", "weight": float("nan")}]}, "finite"),
-        ({"parts": [{"name": "agent", "range": [1, 1]}]}, "range"),
         ({"parts": [{"name": "agent", "options": {"speed": 1}}]}, "speed"),
         ({"parts": [{"name": "agent", "options": {"config": {"weights": {"x": 1}}}}]}, "x"),
         ({"parts": [{"name": "agent"}], "clip": [1, -1]}, "clip"),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
+from statistics import fmean
 from typing import Annotated
 
 import typer
@@ -37,20 +37,19 @@ def try_(
 
     block = load_yaml(config) if config else reward
     judge = build_reward(block.get("reward", block) if isinstance(block, dict) else block)
-    rows, values = list[dict](), defaultdict[str, list[float]](list)
+    rows = list[dict]()
     for row in islice(read_rows(file), limit):
         task = task_from_row(row.value, row.where)
         for what, trajectory in responses(task, row.where):
             found = judge.score(task, trajectory)
-            about = {"row": task.id or row.where, "what": what, "value": found.value}
-            rows.append(about | {"parts": dict(found.parts), "feedback": found.feedback})
-            values[what].append(found.value)
+            rows.append({"row": task.id or row.where, "what": what} | asdict(found))
             parts = "  ".join(f"{name} {part:.2f}" for name, part in found.parts.items() if part)
-            print(f"{found.value:7.3f}  {what:8}  {about['row']}\n{'':9}{parts}")
+            print(f"{found.value:7.3f}  {what:8}  {rows[-1]['row']}\n{'':9}{parts}")
             print(f"{'':9}{found.feedback}\n" if found.feedback else "")
     if not rows:
         raise SharpenError(f"{file}: no rows to score")
-    means = {what: sum(found) / len(found) for what, found in values.items()}
+    kinds = dict.fromkeys(row["what"] for row in rows)
+    means = {kind: fmean(row["value"] for row in rows if row["what"] == kind) for kind in kinds}
     print(", ".join(f"{what}: mean {mean:.3f}" for what, mean in means.items()))
     for reason, count in judge.failures.items():
         print(f"failed {count} times: {reason}")

@@ -11,12 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field, field_validator
 
 from sharpen.calls import parse_message
-from sharpen.config import Config, parse_config
+from sharpen.config import Config, parse_config, read_yaml
 from sharpen.rewards.calls import ToolCallEvaluator, as_call, call_key, references
 from sharpen.rewards.trajectory import turns_from_steps, words
 from sharpen.rows import number_field, tools_from_wire
@@ -25,28 +26,11 @@ from sharpen.types import Json, Score, StopReason, Task, ToolCall, ToolSpec, Tra
 from sharpen.world.episode import World, shipped_world
 from sharpen.world.gold import MAX_CALLS, Run, gold_calls, gold_outcome, start
 
-WEIGHTS = {
-    "task_completion": 0.4,
-    "tool_accuracy": 0.25,
-    "efficiency": 0.15,
-    "timing_quality": 0.1,
-    "format_compliance": 0.1,
-}
-PENALTIES = {
-    "wrong_tool": -0.3,
-    "redundant_call": -0.2,
-    "format_error": -0.1,
-    "timeout": -0.5,
-    "hallucinated_tool": -0.3,
-    "no_call": -1.0,
-}
+TABLES = read_yaml(Path(__file__).with_suffix(".yaml"))
+WEIGHTS: dict[str, float] = TABLES["weights"]
+PENALTIES: dict[str, float] = TABLES["penalties"]
+ASKS, REFUSES = (re.compile(TABLES[name], re.I) for name in ("asks", "refuses"))
 LOOKED_AT = 20_000  # characters of a text
-ASKS = re.compile(r"[?？]|please (?:tell|give|provide|specify|let)|请(?:问|提供|告诉|说明)", re.I)
-REFUSES = re.compile(
-    r"\b(?:can ?not|can['’]t|unable|not able|not possible|no (?:suitable )?tool|none of)\b"
-    r"|无法|不能|没有.{0,8}工具|做不到|办不到",
-    re.I,
-)
 
 
 class AgentRewardConfig(Config):
@@ -92,13 +76,12 @@ class PlanEvaluator:
         of the same `turn` were taken at once."""
         labels = [str(step.get("id") or f"s{i + 1}") for i, step in enumerate(plan)]
         problems = [f"{label}: stands twice" for label, n in Counter(labels).items() if n > 1]
-        points = [list(references(step.get("arguments"))) for step in plan]
+        points = [references(step.get("arguments")) for step in plan]
         for i, step in enumerate(plan):
             if tools and step.get("tool") not in {tool.name for tool in tools}:
                 problems.append(f"{labels[i]}: there is no tool {step.get('tool')!r}")
-            problems += [
-                f"{labels[i]}: {p} is no earlier step" for p in points[i] if p not in labels[:i]
-            ]
+            wrong = [label for label in points[i] if label not in labels[:i]]
+            problems += [f"{labels[i]}: {label} is no earlier step" for label in wrong]
         wanted = gold.get("steps" if any(points) or "calls" not in gold else "calls") or []
         made, due = [[as_call(s) or ToolCall("") for s in steps] for steps in (plan, wanted)]
         judge = ToolCallEvaluator(tools)
@@ -115,17 +98,13 @@ class AgentRewardModel:
     """1 for a task done as its gold does it. `score` and `compute_reward` are one function."""
 
     def __init__(self, config: AgentRewardConfig | Json | None = None, world: World | None = None):
-        given = isinstance(config, AgentRewardConfig)
-        self.config = config if given else parse_config(AgentRewardConfig, config or {}, "reward")
-        self.world = world
+        if not isinstance(config, AgentRewardConfig):
+            config = parse_config(AgentRewardConfig, config or {}, "reward")
+        self.config, self.world = config, world
         self.tool_verifier, self.plan_evaluator = ToolVerifier(), PlanEvaluator()
 
     def compute_reward(
-        self,
-        query: str,
-        response: str,
-        ground_truth: Json | None = None,
-        execution_trace: Sequence[Any] | None = None,
+        self, query: str, response: str, ground_truth: Json | None = None, execution_trace: Any = ()
     ) -> Json:
         """`ground_truth` is a task's gold, or `target_tools` and `optimal_steps`; `available_tools`
         in it are those on offer. A call of the response that the trace has too counts once."""
@@ -175,20 +154,24 @@ class Deed:
         self.missing: list[str] | None = None  # of the end state; None: cannot be executed
         if "categories" in self.gold and self.gold.get("calls"):
             world = model.world or shipped_world()
-            run = Run(
-                start(world, task.id, self.gold), self.offered or None, model.config.max_calls
-            )
+            episode, limit = start(world, task.id, self.gold), model.config.max_calls
+            run = Run(episode, self.offered or None, limit)
             for message in messages:
                 run.step(message)
             self.missing = gold_outcome(world, task).missing(run)
-            self.offered = self.offered or {t.name: t.spec for t in run.episode.tools()}
+            self.offered = self.offered or {t.name: t.spec for t in episode.tools()}
             faulted = {n for n, ran in enumerate(run.executed) if ran.faulted}
             made = [pair for n, pair in enumerate(made) if n not in faulted]
         self.calls = [call for _, call in made]
-        self.invented, self.invalid = model.tool_verifier.verify(self.calls, self.offered)
-        self.notes = [*(self.missing or [])[:3], *self.broken[:2], *self.invalid[:2]]
         self.exact = isinstance(self.gold.get("calls"), list)
         self.decision, self.wanted = self.needed()
+        judge = ToolCallEvaluator(task.tools, self.gold.get("match") == "allowed")
+        bare = [call if self.exact else ToolCall(call.name) for call in self.calls]
+        self.fit = judge.evaluate_calls([*bare, *[None] * len(self.broken)], self.wanted or ())
+        right = self.fit["exact"] if self.exact else ()  # what gold does is never at fault
+        others = [call for place, call in enumerate(self.calls) if place not in right]
+        self.invented, self.invalid = model.tool_verifier.verify(others, self.offered)
+        self.notes = [*(self.missing or [])[:3], *self.broken[:2], *self.invalid[:2]]
         if self.gold.get("steps") and self.exact:
             steps = [{"tool": c.name, "arguments": c.arguments, "turn": t} for t, c in made]
             plan = model.plan_evaluator.evaluate(steps, self.gold)
@@ -201,16 +184,14 @@ class Deed:
         names = [names] if isinstance(names, str) else names
         calls = gold_calls(self.task) if self.exact else [ToolCall(str(n)) for n in names or ()]
         known = self.exact or names is not None
-        decision = self.gold.get("decision") or (
-            "call" if calls else "none" if known else "unknown"
-        )
-        if decision not in ("call", "unknown"):
-            return str(decision), []
-        return str(decision), calls if known else None
+        implied = "call" if calls else "none" if known else "unknown"
+        decision = str(self.gold.get("decision") or implied)
+        wanted = calls if known else None
+        return decision, wanted if decision in ("call", "unknown") else []
 
     def parts(self) -> dict[str, float]:
         """Those that can be verified, each from 0 to 1."""
-        known, used = self.decision != "unknown", len(self.calls) + len(self.broken)
+        known = self.decision != "unknown"
         if not self.tried and (self.decision == "call" or not self.text):
             self.notes.append("a tool was needed" if self.text else "empty response")
             return dict.fromkeys(WEIGHTS if known else ("format_compliance",), 0.0)
@@ -228,9 +209,7 @@ class Deed:
         form = {"timing_quality": 1.0} | form
         if self.wanted is None:
             return form
-        judge = ToolCallEvaluator(self.task.tools, self.gold.get("match") == "allowed")
-        calls = [call if self.exact else ToolCall(call.name) for call in self.calls]
-        fit = judge.evaluate_calls([*calls, *[None] * len(self.broken)], self.wanted)
+        fit, used = self.fit, len(self.calls) + len(self.broken)
         done = fit["overall_correct"] if self.missing is None else not self.missing
         steps = number_field(self.gold, "optimal_steps", self.task.id) or len(self.wanted)
         economy = (1.0 if done else fit["recall"]) * min(1.0, steps / max(used, 1))
@@ -243,10 +222,8 @@ class Deed:
         gold, said = self.gold, words(self.text)
         if self.decision == "ask":
             tool = self.offered.get((gold.get("tools") or [""])[0], ToolSpec(""))
-            fields = tool.parameters.get("properties") or {}
-            about = [
-                f"{n} {(fields.get(n) or {}).get('description')}" for n in gold.get("missing") or ()
-            ]
+            fields, missing = tool.parameters.get("properties") or {}, gold.get("missing") or ()
+            about = [f"{n} {(fields.get(n) or {}).get('description')}" for n in missing]
             named = all(words(text.replace("_", " ")) & said for text in about)
             return named and bool(ASKS.search(self.text))
         if self.decision == "answer" and gold.get("answer"):

@@ -6,25 +6,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sharpen.rewards.literals import read_literal
+from sharpen.rewards.literals import TYPES, read_literal
 from sharpen.rows import call_from_wire
 from sharpen.tools import check_call
 from sharpen.types import Json, Message, RowError, Score, Task, ToolCall, ToolSpec, Trajectory
 
 MAX_CALLS = 64  # predicted calls that are compared; more of them only count as wrong
-REFERENCE = re.compile(r"\$([A-Za-z_]\w*+)(\.[^$]*+)?\$|(API_call_\d++)")
-KINDS = {
-    str: "string String any Any char",
-    int: "integer byte short long Bigint",
-    float: "float number double",
-    bool: "boolean Boolean",
-    list: "array tuple Array ArrayList",
-    dict: "dict object HashMap",
-}
-TYPES = {name: kind for kind, names in KINDS.items() for name in names.split()}
+# In JSON text: "$var1.price$", "API_call_0" or {"$from": "s1.price"}, for an earlier result.
+REFERENCE = re.compile(
+    r'"\$(\w++)(\.[^"$]*+)?\$"|"(API_call_\d++)"|\{"\$from": "(\w++)(\.[^"]*+)?"\}'
+)
 LOOSE = re.compile(r"[ ,./\-_*^]")
 
 
@@ -69,15 +63,11 @@ def value_key(value: object) -> str:
 def plain(value: Any) -> Any:
     if isinstance(value, str):
         return " ".join(value.split()).casefold()
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return map_inside(plain, value)
-
-
-def map_inside(change: Any, value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: change(inner) for key, inner in value.items()}
-    return [change(inner) for inner in value] if isinstance(value, list) else value
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [plain(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def equal_value(a: object, b: object) -> bool:
@@ -97,37 +87,25 @@ def as_call(value: Any) -> ToolCall | None:
         return None
 
 
-def reference(value: Any) -> tuple[str, str] | None:
-    """Label and path of `$var1.price$`, `API_call_0` or `{"$from": "s1.price"}`, which stand for an
-    earlier result; None of anything else."""
-    if isinstance(value, dict) and set(value) == {"$from"}:
-        label, _, path = str(value["$from"]).partition(".")
-        return label, f".{path}"
-    found = REFERENCE.fullmatch(value) if isinstance(value, str) and len(value) < 256 else None
-    return (found[1] or found[3], found[2] or "") if found else None
-
-
-def references(value: Any) -> Iterator[str]:
-    if found := reference(value):
-        yield found[0]
-    elif isinstance(value, (dict, list)):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from references(inner)
+def references(value: Any) -> list[str]:
+    """Labels of the earlier results that a value refers to."""
+    return [found[1] or found[3] or found[4] for found in REFERENCE.finditer(json.dumps(value))]
 
 
 def resolve(calls: Sequence[ToolCall]) -> list[ToolCall]:
     """References to earlier calls replaced by a digest of what those ask for, so that neither
     labels nor the order of the calls matter."""
     known, done = dict[str, str](), list[ToolCall]()
-    if not any(reference for call in calls for reference in references(call.arguments)):
+
+    def point(found: re.Match[str]) -> str:
+        digest = known.get(found[1] or found[3] or found[4])
+        return f'"${digest}{found[2] or found[5] or ""}$"' if digest else found[0]
+
+    if not any(references(call.arguments) for call in calls):
         return list(calls)
-
-    def walk(value: Any) -> Any:
-        label, path = reference(value) or ("", "")
-        return f"${known[label]}{path}$" if label in known else map_inside(walk, value)
-
     for i, call in enumerate(calls):
-        done.append(ToolCall(call.name, walk(call.arguments), call.id))
+        arguments = json.loads(REFERENCE.sub(point, json.dumps(call.arguments)))
+        done.append(ToolCall(call.name, arguments, call.id))
         digest = hashlib.blake2b(call_key(done[-1]).encode(), digest_size=12).hexdigest()
         labels = (call.id,) if call.id else (f"var{i + 1}", f"s{i + 1}", f"API_call_{i}")
         known |= dict.fromkeys(labels, digest)
@@ -152,16 +130,17 @@ class ToolCallEvaluator:
         return found | {"overall_correct": named and rate == 1, "args_match_rate": rate}
 
     def evaluate_calls(self, predicted: Sequence[Any], expected: Sequence[Any]) -> Json:
-        """Calls in any order: `overall_correct`, and precision, recall and F1 over call instances,
-        where the right tool with wrong arguments earns 0.25 to 0.75."""
+        """Calls in any order: `overall_correct`; precision, recall and F1 over call instances, the
+        right tool with wrong arguments earning 0.25 to 0.75; `exact`, the places of right calls."""
         found, wanted = [[as_call(c) for c in calls] for calls in (predicted, expected)]
         pairs = self.pairs([c for c in found if c], [c for c in wanted if c])
         earned = sum(credit for *_, credit in pairs)
         precision = earned / len(found) if found else float(not wanted)
         recall = earned / len(wanted) if wanted else float(not found)
         f1 = 2 * precision * recall / (precision + recall) if earned else precision * recall
-        right = len(found) == len(wanted) == earned
-        return {"overall_correct": right, "precision": precision, "recall": recall, "f1": f1}
+        scores = {"precision": precision, "recall": recall, "f1": f1}
+        exact = [place for place, _, credit in pairs if credit == 1]
+        return scores | {"overall_correct": len(found) == len(wanted) == earned, "exact": exact}
 
     def pairs(
         self, predicted: Sequence[ToolCall], expected: Sequence[ToolCall]
@@ -169,7 +148,7 @@ class ToolCallEvaluator:
         """(predicted, expected, credit): equal calls first, then those of the same tool."""
         try:
             found, wanted = resolve(predicted[:MAX_CALLS]), resolve(expected)
-        except RecursionError:
+        except (RecursionError, TypeError, ValueError):
             return []
         rates = [
             (-self.rate(call, want), j, i)
@@ -259,7 +238,7 @@ class CallReward:
         judge = ToolCallEvaluator(task.tools, task.gold.get("match") == "allowed")
         problems = call_problems(message, task.tools) if wanted or found or message.unparsed else []
         names = [sorted(call.name for call in calls) for calls in (found, wanted)]
-        exact = not problems and judge.evaluate_calls(found, wanted)["overall_correct"]
+        exact = judge.evaluate_calls([*found, *message.unparsed], wanted)["overall_correct"]
         parts = {
             "valid_call": not problems,
             "right_tool": names[0] == names[1],

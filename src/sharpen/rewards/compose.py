@@ -10,36 +10,27 @@ import importlib
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from sharpen.config import Config, ConfigError, one_line, parse_config
 from sharpen.tools import call_with_limit, load_object
 from sharpen.types import Score, SharpenError, Task, Trajectory
 
-VERIFIABLE = dict.fromkeys(("math", "code", "sql", "json", "exact"), "VerifiableRewardCalculator")
-REWARDS = {"agent": "AgentRewardModel", "calls": "CallReward", **VERIFIABLE}
+REWARDS = {"agent": ("agent", "AgentRewardModel"), "calls": ("calls", "CallReward")}
+REWARDS |= dict.fromkeys(
+    ("math", "code", "sql", "json", "exact"), ("verifiable", "VerifiableRewardCalculator")
+)
 TIMEOUT_S = 30.0  # of a user's own function
 
 
-def rising(span: tuple[float, float]) -> tuple[float, float]:
-    if not span[0] < span[1]:
-        raise ValueError("expected a lower and a higher number")
-    return span
-
-
-Span = Annotated[tuple[float, float], AfterValidator(rising)]
-
-
 class PartConfig(Config):
-    """A reward's name, or `file.py:name` of a function or class; `options` are its settings, and
-    `range` is mapped onto 0 to 1."""
+    """A reward's name, or `file.py:name` of a function or class; `options` are its settings."""
 
     name: str
     weight: float = Field(1.0, allow_inf_nan=False)
     options: dict[str, Any] = Field(default_factory=dict)
-    range: Span = (0.0, 1.0)
 
 
 class GateConfig(Config):
@@ -54,7 +45,7 @@ class GateConfig(Config):
 class RewardConfig(Config):
     parts: list[PartConfig] = Field(min_length=1)
     gates: list[GateConfig] = Field(default_factory=list)
-    clip: Span = (-math.inf, math.inf)
+    clip: tuple[float, float] = (-math.inf, math.inf)
     normalise: bool = False  # divide by the sum of the weights
 
 
@@ -71,12 +62,12 @@ def find_reward(name: str, options: Mapping[str, Any]) -> Any:
     """What scores a trajectory under this name."""
     if name not in REWARDS and ".py:" not in name:
         raise ConfigError(f"reward {name!r}: expected {', '.join(REWARDS)} or file.py:name")
-    given = (name,) if name in VERIFIABLE else ()
     if name in REWARDS:
-        module = "verifiable" if name in VERIFIABLE else name
-        found = getattr(importlib.import_module(f"sharpen.rewards.{module}"), REWARDS[name])
+        module = importlib.import_module(f"sharpen.rewards.{REWARDS[name][0]}")
+        found = getattr(module, REWARDS[name][1])
     else:
         found = load_object(name)
+    given = (name,) if "verifiable" in REWARDS.get(name, ()) else ()
     try:
         found = found(*given, **options) if isinstance(found, type) else found
     except TypeError as error:
@@ -84,7 +75,9 @@ def find_reward(name: str, options: Mapping[str, Any]) -> Any:
     score = getattr(found, "score", found)
     if not callable(score):
         raise ConfigError(f"reward {name!r}: neither a function nor a class with score")
-    return score
+    if name in REWARDS:
+        return score
+    return lambda *given: call_with_limit(lambda: score(*given), {}, TIMEOUT_S)
 
 
 class ComposedReward:
@@ -93,6 +86,8 @@ class ComposedReward:
 
     def __init__(self, config: RewardConfig):
         self.config, names = config, [part.name for part in config.parts]
+        if not config.clip[0] < config.clip[1]:
+            raise ConfigError(f"reward: clip {list(config.clip)} does not rise")
         if len(set(names)) < len(names):
             raise ConfigError(f"reward: a part stands twice among {', '.join(names)}")
         for gate in config.gates:
@@ -105,16 +100,15 @@ class ComposedReward:
         parts, notes, failed, total = dict[str, float](), list[str](), 0, 0.0
         for part in self.config.parts:
             try:
-                found = self.ask(part.name, task, trajectory)
+                found = as_score(self.rewards[part.name](task, trajectory))
             except Exception as error:
                 reason = f"{part.name}: {type(error).__name__}: {one_line(error)}"[:300]
                 self.failures[reason] += 1
                 notes, failed = [*notes, f"failed: {reason}"], failed + 1
                 continue
-            low, high = part.range
             parts |= {f"{part.name}.{name}": inner for name, inner in found.parts.items()}
-            parts[part.name] = (found.value - low) / (high - low)
-            total += part.weight * parts[part.name]
+            parts[part.name] = found.value
+            total += part.weight * found.value
             notes += [f"{part.name}: {found.feedback}"] if found.feedback else []
         if self.config.normalise:
             total /= sum(abs(part.weight) for part in self.config.parts) or 1.0
@@ -124,19 +118,12 @@ class ComposedReward:
         low, high = self.config.clip
         return Score(min(max(total, low), high), parts | {"failed": failed}, "; ".join(notes))
 
-    def ask(self, name: str, task: Task, trajectory: Trajectory) -> Score:
-        score = self.rewards[name]
-        if name in REWARDS:
-            return as_score(score(task, trajectory))
-        given = call_with_limit(lambda: score(task, trajectory), {}, TIMEOUT_S)
-        if isinstance(given, BaseException):
-            raise SharpenError(f"{type(given).__name__}: {one_line(given)}")
-        return as_score(given)
-
 
 def as_score(value: Any) -> Score:
     """A number, a Score, or a dict with `total` (`value`, `score`, `reward`), `breakdown` and
     `feedback` → a Score of finite numbers."""
+    if isinstance(value, BaseException):
+        raise SharpenError(f"{type(value).__name__}: {one_line(value)}")
     if isinstance(value, Mapping):
         total = next((value[k] for k in ("total", "value", "score", "reward") if k in value), value)
         value = Score(total, value.get("breakdown") or {}, str(value.get("feedback") or ""))  # type: ignore[arg-type]

@@ -11,8 +11,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from sharpen.calls import CLOSE_CALL, OPEN_CALL, parse_message
 from sharpen.rewards.calls import as_call, call_key
-from sharpen.types import Message, Reward, StopReason, Task, Trajectory, Turn, UnparsedToolCall
+from sharpen.types import Message, Reward, SharpenError, StopReason, Task, Trajectory, Turn
 
 WORD = re.compile(r"[\u3400-\u9fff]|\w++(?:[.\-:]\w++)*+")
 DULL = frozenset(("a", "an", "and", "are", "id", "in", "is", "it", "of", "that", "the", "to"))
@@ -29,14 +30,14 @@ def turns_from_steps(steps: Sequence[Any]) -> list[Turn]:
     turns = []
     for step in steps:
         step = step if isinstance(step, Mapping) else {"action": step}
-        call, acts = as_call(step), any(step.get(k) for k in ("name", "tool", "action"))
-        broken = (UnparsedToolCall(repr(step)[:200], "not a call"),) if acts and not call else ()
         said = str(step.get("thought") or step.get("final_answer") or "")
         result = step.get("result", step.get("observation"))
-        answers = () if result is None else (Message("tool", str(result)),)
-        turns.append(
-            Turn(Message("assistant", said, (call,) if call else (), broken), results=answers)
-        )
+        message = Message("assistant", said)
+        if call := as_call(step):
+            message = replace(message, tool_calls=(call,))
+        elif any(step.get(key) for key in ("name", "tool", "action")):
+            message = parse_message(f"{said}{OPEN_CALL}{str(step)[:200]}{CLOSE_CALL}")
+        turns.append(Turn(message, results=(Message("tool", str(result)),) if result else ()))
     return turns
 
 
@@ -79,15 +80,14 @@ class AgentTrajectoryRL:
         """The outcome (the reward model's total for a task's gold; 1 or -0.5 for a text), and where
         it is right up to 0.2 for not repeating calls and 0.3 for thoughts about the matter."""
         if isinstance(ground_truth, Mapping):
-            gold = dict(ground_truth)
-            found = self.reward_model.compute_reward(question, final_answer, gold, trajectory)
-            outcome = found["total"]
+            judge = self.reward_model.compute_reward
+            outcome = judge(question, final_answer, ground_truth, trajectory)["total"]
         else:
             from sharpen.rewards.verifiable import VerifiableRewardCalculator
 
             judge = VerifiableRewardCalculator("exact")
-            found = judge.calculate_reward(question, final_answer, ground_truth)
-            outcome = 1.0 if found["components"]["correctness"] == 1 else -0.5
+            found = judge.calculate_reward(question, final_answer, ground_truth)["components"]
+            outcome = 1.0 if found["correctness"] == 1 else -0.5
         turns = turns_from_steps(trajectory)
         keys = [call_key(call) for turn in turns for call in turn.message.tool_calls]
         economy = len(set(keys)) / len(keys) if keys else 1.0
@@ -101,12 +101,13 @@ class AgentTrajectoryRL:
         its return within the `group`."""
         own = [turn_rewards(task, trajectory, self.reward_model) for trajectory in group]
         kinds = {"turn": own, "return": [discounted_returns(one, gamma) for one in own]}
-        rewards = (kinds | {"group": group_relative(own, gamma)})[mode]
-        given = [
-            tuple(replace(turn, reward=r) for turn, r in zip(one.turns, due, strict=True))
-            for one, due in zip(group, rewards, strict=True)
+        kinds["group"] = group_relative(own, gamma)
+        if mode not in kinds:
+            raise SharpenError(f"credit: expected {', '.join(kinds)}, found {mode!r}")
+        return [
+            replace(one, turns=tuple(map(lambda turn, r: replace(turn, reward=r), one.turns, due)))
+            for one, due in zip(group, kinds[mode], strict=True)
         ]
-        return [replace(one, turns=turns) for one, turns in zip(group, given, strict=True)]
 
 
 def thought_quality(question: str, turns: Sequence[Turn]) -> float:

@@ -179,12 +179,10 @@ def gold_words(task: Task, world: World | None = None) -> str:
 
 
 def example(allowed: Any) -> Any:
-    """Arguments with lists of allowed values → the first of each; optional ones left out."""
+    """Arguments with lists of allowed values → the first of each that is not left out."""
+    if isinstance(allowed, list):
+        return [example(value) for value in allowed]
+    if not isinstance(allowed, dict):
+        return allowed
     chosen = {n: next((v for v in values if v != ""), "") for n, values in allowed.items()}
-    return {name: inner_example(value) for name, value in chosen.items() if value != ""}
-
-
-def inner_example(value: Any) -> Any:
-    if isinstance(value, list):
-        return [inner_example(inner) for inner in value]
-    return example(value) if isinstance(value, dict) else value
+    return {name: example(value) for name, value in chosen.items() if value != ""}
