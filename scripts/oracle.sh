@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python="${PYTHON:-.venv/bin/python}"
 [ -d .venv-oracle ] || "$python" -m venv .venv-oracle
-.venv-oracle/bin/python -m pip install --quiet "torch==${TORCH_VERSION:-2.13.0}" mergekit==0.1.5
+.venv-oracle/bin/python -m pip install --quiet "torch==${TORCH_VERSION:-2.13.0}" mergekit==0.1.5 trl==1.16.0
 # The call checker alone is wanted of bfcl-eval: none of its dependencies, and not its data, which
 # must never be read.
 .venv-oracle/bin/python -m pip install --quiet --no-deps bfcl-eval==2026.3.23

@@ -1,0 +1,121 @@
+"""TRL's side of `test_trl_parity.py`, run by .venv-oracle's python: `oracle_trl.py JOB.json`.
+
+Every figure comes out of TRL's own trainers: their preparation of rows, their collators, their
+`compute_loss`, and for accumulated steps their `train()`. Losses and labels are written to
+`answer.json` beside the job, gradients to the safetensors files that the job names.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import PeftModel
+from safetensors.torch import save_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    TrainerCallback,
+)
+from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+
+
+class Gradients(TrainerCallback):
+    """Keeps what the optimiser is about to step with."""
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.found = gradients(kwargs["model"])
+
+
+def gradients(model: Any) -> dict[str, torch.Tensor]:
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def plain(folder: str, **more: Any) -> dict[str, Any]:
+    """Settings that change no figure, and one step of fp32 without clipping."""
+    settings = {"output_dir": folder, "use_cpu": True, "bf16": False, "report_to": "none"}
+    settings |= {"gradient_checkpointing": False, "max_grad_norm": 0.0, "max_steps": 1}
+    settings |= {"save_strategy": "no", "disable_tqdm": True, "max_length": None}
+    return settings | more
+
+
+def load(kind: Any, job: dict[str, Any], **more: Any) -> Any:
+    model = kind.from_pretrained(job["model"], dtype=torch.float32, **more)
+    if job["adapter"]:
+        model = PeftModel.from_pretrained(model, job["adapter"], is_trainable=True)
+    return model
+
+
+def sft(job: dict[str, Any], work: str) -> dict[str, float]:
+    """The loss of all rows as one batch, and of one accumulated step over micro-batches of
+    `micro` rows."""
+    rows, tokenizer = job["rows"], AutoTokenizer.from_pretrained(job["model"])
+    answer = {}
+    for name, size in (("whole", len(rows)), ("split", job["micro"])):
+        model = load(AutoModelForCausalLM, job)
+        settings = plain(work, shuffle_dataset=False, per_device_train_batch_size=size)
+        settings["gradient_accumulation_steps"] = len(rows) // size
+        kept = Gradients()
+        trainer = SFTTrainer(
+            model=model,
+            args=SFTConfig(**settings),
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
+            callbacks=[kept],
+        )
+        if name == "whole":
+            batch = trainer.data_collator([trainer.train_dataset[i] for i in range(len(rows))])
+            loss = trainer.compute_loss(trainer.model.train(), batch)
+            loss.backward()
+            answer[name], kept.found = loss.item(), gradients(model)
+        else:
+            answer[name] = trainer.train().training_loss
+        save_file(kept.found, job[name])
+    return answer
+
+
+def reward(job: dict[str, Any], work: str) -> float:
+    """The loss of all pairs as one batch."""
+    model = load(AutoModelForSequenceClassification, job, num_labels=1)
+    center = job["center"] or None
+    trainer = RewardTrainer(
+        model=model,
+        args=RewardConfig(**plain(work, center_rewards_coefficient=center)),
+        train_dataset=Dataset.from_list(job["rows"]),
+        processing_class=AutoTokenizer.from_pretrained(job["model"]),
+    )
+    batch = trainer.data_collator([trainer.train_dataset[i] for i in range(len(job["rows"]))])
+    loss = trainer.compute_loss(trainer.model.train(), batch)
+    loss.backward()
+    save_file(gradients(model), job["whole"])
+    return loss.item()
+
+
+def mask(job: dict[str, Any], work: str) -> list[dict[str, list[int]]]:
+    """Ids and labels of `assistant_only_loss`."""
+    trainer = SFTTrainer(
+        model=load(AutoModelForCausalLM, job),
+        args=SFTConfig(**plain(work, shuffle_dataset=False, assistant_only_loss=True)),
+        train_dataset=Dataset.from_list(job["rows"], on_mixed_types="use_json"),
+        processing_class=AutoTokenizer.from_pretrained(job["tokenizer"]),
+    )
+    return [{key: row[key] for key in ("input_ids", "labels")} for row in trainer.train_dataset]
+
+
+def main() -> None:
+    path = Path(sys.argv[1])
+    methods = {"sft": sft, "reward": reward, "mask": mask}
+    jobs = json.loads(path.read_text())
+    answers = {
+        name: methods[job["method"]](job, str(path.with_name("trl"))) for name, job in jobs.items()
+    }
+    path.with_name("answer.json").write_text(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()
