@@ -33,7 +33,7 @@ def test_published_sizes(model, billions):
     assert round(find_shape(model).parameters() / 1e9, 6) == billions
 
 
-@pytest.mark.parametrize("name", ["rtx3060", "development", "production", "14b", "32b"])
+@pytest.mark.parametrize("name", ["rtx3060", "development", "production", "7b", "14b", "32b"])
 def test_presets_fit_their_cards(name):
     found = estimate(load_config(Preset, recipe_path(name)))
     assert found.note.startswith("fits") and found.hours > 0

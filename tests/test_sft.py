@@ -201,3 +201,24 @@ def test_the_display_says_loss_speed_memory_and_time(pico_folder, capsys):
     line = capsys.readouterr().out
     assert "step 4/10: loss 1.2500, dev_loss 2.0000" in line
     assert "tokens/s" in line and "GiB" in line and "s left" in line
+
+
+@pytest.mark.parametrize("name", ["rtx3060", "development", "production", "7b"])
+def test_presets_train(pico_folder, data, tmp_path, name):
+    """Every one-card preset runs as it is, but for the model and what needs a GPU."""
+    from sharpen.cli.train import settings as preset
+
+    values = preset(name, ["load_in_4bit=false", "load_in_8bit=false", "compile=false"])
+    values |= {"base_model": str(pico_folder), "train_data": str(data), "max_steps": 2}
+    values |= {"coreset_target_size": 8, "device": "cpu"}
+    AgentSFTTrainer(AgentSFTConfig(**values), tmp_path / "run").train()
+    assert len(metrics(tmp_path / "run")) == 2
+
+
+def test_a_preset_of_several_cards_says_how_to_start():
+    from sharpen.cli.train import settings as preset
+
+    with pytest.raises(
+        SharpenError, match=r"14b: is made for 2 cards; torchrun --nproc_per_node 2"
+    ):
+        preset("14b", [])

@@ -24,7 +24,7 @@ def sft(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Any setting as key=value, such as lora_r=16.")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,
+    config: Annotated[str | None, typer.Option(help="Settings: a YAML file, or a preset.")] = None,
     base_model: Annotated[str | None, typer.Option(help="Model to train.")] = None,
     data: Annotated[str | None, typer.Option(help="agent_sft:train, or a JSONL file.")] = None,
     dev_data: Annotated[str | None, typer.Option(help="agent_sft:dev, or a JSONL file.")] = None,
@@ -40,11 +40,11 @@ def sft(
 
     Example: sharpen train sft --base-model smollm2-135m --data train.jsonl --output runs/sft
     """
-    from sharpen.config import load_yaml, parse_config
+    from sharpen.config import parse_config
     from sharpen.train.config import AgentSFTConfig
     from sharpen.train.sft import AgentSFTTrainer
 
-    values: dict[str, Any] = load_yaml(config, overrides or [])
+    values = settings(config, overrides or [])
     flags = {
         "base_model": base_model,
         "train_data": data,
@@ -61,6 +61,21 @@ def sft(
     print(f"done: {output / 'final'}")
     if as_json:
         print(json.dumps({"path": str(output / "final"), **figures}))
+
+
+def settings(config: str | None, overrides: list[str]) -> dict[str, Any]:
+    """A file's or a preset's settings without what only `sharpen estimate` reads."""
+    from sharpen.config import load_yaml
+    from sharpen.models.estimate import ESTIMATE_ONLY
+    from sharpen.pipeline import recipe_path
+    from sharpen.types import SharpenError
+
+    values = load_yaml(recipe_path(config) if config else None, overrides)
+    cards = values.get("cards", 1)
+    if cards > int(os.environ.get("WORLD_SIZE", "1")):
+        launch = f"torchrun --nproc_per_node {cards} -m sharpen.cli.main train sft"
+        raise SharpenError(f"{config}: is made for {cards} cards; {launch} --config {config} …")
+    return {key: value for key, value in values.items() if key not in ESTIMATE_ONLY}
 
 
 def parse_json(text: str) -> Any:

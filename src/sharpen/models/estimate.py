@@ -83,7 +83,7 @@ class Shape:
 
 class Preset(Config):
     """The settings of a training run that decide its cost. Field names are those of the training
-    configs."""
+    configs, which take all but those in `ESTIMATE_ONLY`."""
 
     method: Literal["sft", "dpo", "ppo", "grpo"] = "sft"
     base_model: str = "Qwen/Qwen2.5-7B-Instruct"
@@ -101,11 +101,19 @@ class Preset(Config):
     gradient_checkpointing: bool = False
     load_in_4bit: bool = False
     load_in_8bit: bool = False
+    token_budget: int = Field(0, ge=0)  # of a micro-batch; 0: batch_size × max_length
+    parallel: str = "auto"
+    compile: bool = False
+    use_coreset_selection: bool = False
+    coreset_target_size: int = Field(8000, ge=1)
     card: str = "A100-80G"
     cards: int = Field(1, ge=1)
     dialogs: int = Field(4000, ge=1)
     mean_tokens: int = Field(900, ge=1)
     rollouts: int = Field(4, ge=1)  # answers sampled a prompt, in PPO and GRPO
+
+
+ESTIMATE_ONLY = ("method", "card", "cards", "dialogs", "mean_tokens", "rollouts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +155,8 @@ def card_bytes(preset: Preset, shape: Shape, trainable: int) -> dict[str, float]
     if preset.card == "cpu":
         held = "float32"
     weights = shape.parameters() * BYTES[held]
-    step_tokens = preset.batch_size * preset.max_length * (2 if preset.method == "dpo" else 1)
+    step_tokens = preset.token_budget or preset.batch_size * preset.max_length
+    step_tokens *= 2 if preset.method == "dpo" else 1
     sharded = {
         "weights": weights,
         "critic": weights if preset.method == "ppo" else 0.0,

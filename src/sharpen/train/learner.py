@@ -42,12 +42,16 @@ class StepReport:
 class Learner:
     """Holds the model, its fp32 master weights and the optimiser."""
 
-    def __init__(self, model: Any, config: LearnerConfig, total_steps: int):
+    def __init__(
+        self, model: Any, config: LearnerConfig, total_steps: int, core: Decoder | None = None
+    ):
         self.model, self.config, self.total_steps = model, config, total_steps
         self.device = str(next(model.parameters()).device)
         self.processes = processes(config)
         self.packed = config.packing == "auto" and enable_packing(model)
-        self.core = LogprobModel(fuse_lora(model), self.packed)
+        self.core = core or LogprobModel(model)
+        self.core.packed = self.packed
+        fuse_lora(model)
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             for index, layer in enumerate(self.core.decoder.layers):
@@ -168,6 +172,8 @@ class Learner:
         self.model.eval()
         return self.core.score(datums, self.token_budget, self.processes, self.runner)
 
+    values = logprobs  # of a core that gives values
+
     def mean_loss(self, datums: Sequence[Datum]) -> float:
         """Mean negative log-likelihood over all trained tokens."""
         found = self.logprobs(datums)
@@ -175,17 +181,17 @@ class Learner:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """What was trained, whole, by the model's names; every process must ask."""
-        return {n: self.processes.full(p.detach()) for n, p in self.trained.items()}
+        return {n: self.processes.full(p) for n, p in self.trained.items()}
 
     # State -----------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Everything that the next step depends on: tensors and plain values."""
-        full = self.processes.full
-        tensors = {f"weight.{n}": full(p.detach()) for n, p in self.master.items()}
+        group = self.processes
+        tensors = {f"weight.{n}": group.full(p) for n, p in self.master.items()}
         for name, parameter in self.master.items():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"optim.{key}.{name}"] = full(torch.as_tensor(value))
+            for key, value in group.moments(self.optimizer, parameter).items():
+                tensors[f"optim.{key}.{name}"] = value
         return tensors, {"steps_done": self.steps_done, "bad_steps": self.bad_steps}
 
     def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
@@ -200,46 +206,23 @@ class Learner:
             if kind == "optim":
                 part, _, name = rest.partition(".")
                 moments.setdefault(name, {})[part] = tensor
+        for found in moments.values():
+            if self.config.optimizer == "adamw_8bit":  # which counts steps in an int
+                found["step"] = int(found["step"])
         with torch.no_grad():
             for name, parameter in self.master.items():
-                parameter.copy_(self.processes.put(parameter, tensors[f"weight.{name}"]))
-                if name in moments:
-                    self.optimizer.state[parameter] = self.placed(moments[name], parameter)
+                weight, found = tensors[f"weight.{name}"], moments.get(name, {})
+                self.processes.restore(self.optimizer, parameter, weight, found)
         self.publish()
         self.steps_done, self.bad_steps = values["steps_done"], values["bad_steps"]
 
-    def placed(self, moments: dict[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
-        """An optimiser's state on the parameter's device; 8-bit AdamW counts steps in an int."""
-        put = self.processes.put
-        moved = {
-            k: put(parameter, v) if v.dim() else v.to(parameter.device, copy=True)
-            for k, v in moments.items()
-        }
-        if self.config.optimizer == "adamw_8bit":
-            moved["step"] = int(moved["step"])
-        return moved
 
+class Decoder(torch.nn.Module):
+    """A model as one function of a batch: its decoder, and one figure for each trained token."""
 
-class LogprobModel(torch.nn.Module):
-    """A causal model as one function: a batch → log-probabilities of its trained tokens. Logits
-    exist for those positions only."""
-
-    def __init__(self, model: Any, packed: bool = False):
+    def __init__(self, decoder: Any):
         super().__init__()
-        causal = model.get_base_model() if hasattr(model, "get_base_model") else model
-        kind = causal.config.model_type
-        for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
-            if getattr(causal.config, name, None) not in (None, 1, 1.0):
-                raise SharpenError(f"{kind}: {name} changes its logits, which is not supported yet")
-        head = causal.get_output_embeddings()
-        if head is None or getattr(head, "bias", None) is not None:
-            raise SharpenError(f"{kind}: its output head is not a plain matrix")
-        self.decoder, self.head = getattr(causal, causal.base_model_prefix), head
-        self.packed, self.compiled = packed, False
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        hidden_N_D = self.hidden(batch).flatten(0, 1)[batch.at_N]
-        return selected_logprobs(hidden_N_D, self.head.weight, batch.targets_N, self.compiled)
+        self.decoder, self.packed, self.compiled = decoder, False, False
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         return self.decoder(
@@ -250,10 +233,9 @@ class LogprobModel(torch.nn.Module):
     def score(
         self, datums: Sequence[Datum], token_budget: int, group: Any = None, runner: Any = None
     ) -> list[np.ndarray]:
-        """Log-probabilities of each datum's trained tokens, whatever its place in a
-        micro-batch."""
+        """The figures of each datum's trained tokens, whatever its place in a micro-batch."""
         group, runner = group or Alone(), runner or self
-        device = str(self.head.weight.device)
+        device = str(next(self.parameters()).device)
         found: dict[int, np.ndarray] = {}
         lengths = [len(d.ids) for d in datums]
         for chosen in group.mine(micro_batches(lengths, token_budget, self.packed, group.world)):
@@ -272,6 +254,27 @@ class LogprobModel(torch.nn.Module):
         self.compiled = True
         for layer in self.decoder.layers:
             layer.compile(dynamic=True)
+
+
+class LogprobModel(Decoder):
+    """A causal model: log-probabilities of the trained tokens. Logits exist for those positions
+    only."""
+
+    def __init__(self, model: Any):
+        causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+        kind = causal.config.model_type
+        for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
+            if getattr(causal.config, name, None) not in (None, 1, 1.0):
+                raise SharpenError(f"{kind}: {name} changes its logits, which is not supported yet")
+        head = causal.get_output_embeddings()
+        if head is None or getattr(head, "bias", None) is not None:
+            raise SharpenError(f"{kind}: its output head is not a plain matrix")
+        super().__init__(getattr(causal, causal.base_model_prefix))
+        self.head = head
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        hidden_N_D = self.hidden(batch).flatten(0, 1)[batch.at_N]
+        return selected_logprobs(hidden_N_D, self.head.weight, batch.targets_N, self.compiled)
 
 
 def make_optimizer(parameters: dict[str, Any], config: LearnerConfig, device: str) -> Any:

@@ -1,9 +1,9 @@
 """One process or several: who takes which micro-batch, and how gradients and weights come together.
 
 `torchrun` or `accelerate launch` starts the processes; `parallel` says how they share the work.
-DDP comes through Accelerate, FSDP2 is torch's `fully_shard`, ZeRO is DeepSpeed's. All processes know
-all rows of a step, so that the split needs no talk and the step's loss is the same for any number
-of them.
+DDP comes through Accelerate, FSDP2 is torch's `fully_shard`, ZeRO is DeepSpeed's. All processes
+know all rows of a step, so that the split needs no talk and the step's loss is the same for any
+number of them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import torch
 
 from sharpen.train.config import LearnerConfig
 from sharpen.types import SharpenError
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Alone:
@@ -60,7 +62,26 @@ class Alone:
 
     def full(self, tensor: torch.Tensor) -> torch.Tensor:
         """The whole of a tensor that may be spread over processes."""
-        return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[operator]
+        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[operator]
+        return whole.detach()
+
+    def moments(self, optimizer: Any, parameter: Any) -> dict[str, torch.Tensor]:
+        """What the optimiser remembers of a parameter, whole."""
+        found = optimizer.state.get(parameter, {})
+        return {key: self.full(torch.as_tensor(value)) for key, value in found.items()}
+
+    def restore(
+        self, optimizer: Any, parameter: Any, weight: torch.Tensor, moments: dict[str, Any]
+    ) -> None:
+        """The opposite of `full` and `moments`."""
+        parameter.copy_(self.put(parameter, weight))
+        if moments:
+            optimizer.state[parameter] = {
+                key: value
+                if isinstance(value, int) or not value.dim()
+                else self.put(parameter, value)
+                for key, value in moments.items()
+            }
 
     def put(self, target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """A whole value in the form of `target`."""
@@ -162,7 +183,27 @@ class Zero(Several):
         from deepspeed.utils import safe_get_full_fp32_param
 
         whole = safe_get_full_fp32_param(tensor)
-        return tensor if whole is None else whole
+        return (tensor if whole is None else whole).detach()
+
+    def moments(self, optimizer: Any, parameter: Any) -> dict[str, torch.Tensor]:
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        found = {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
+        steps = [torch.as_tensor(s["step"]) for s in optimizer.optimizer.state.values()]
+        return {"step": steps[0], **found} if steps else {}
+
+    def restore(
+        self, optimizer: Any, parameter: Any, weight: torch.Tensor, moments: dict[str, Any]
+    ) -> None:
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+        safe_set_full_fp32_param(parameter, weight)
+        if not getattr(parameter, "ds_id", None):
+            parameter.copy_(weight)  # stages below 3 hold a working copy beside the one they step
+        for key in MOMENTS:
+            safe_set_full_optimizer_state(parameter, moments[key], key)
+        for state in optimizer.optimizer.state.values():
+            state["step"] = moments["step"].clone()
 
 
 def processes(config: LearnerConfig) -> Alone:
