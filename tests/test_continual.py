@@ -156,7 +156,7 @@ def test_a_saved_buffer_goes_on_exactly(tmp_path, strategy, as_datums):
         assert one == other
 
 
-def test_bad_settings():
+def test_bad_settings(tmp_path):
     with pytest.raises(SharpenError, match="'best' is unknown; known are reservoir, loss_weighted"):
         OnlineContinualLearner(4, 1.0, "best")
     for size, ratio in ((0, 0.5), (4, -0.1), (4, float("nan"))):
@@ -165,6 +165,9 @@ def test_bad_settings():
     other = OnlineContinualLearner(5, 1.0).state()
     with pytest.raises(SharpenError, match=r"kept by \[5, 'reservoir'\], not by \[4"):
         OnlineContinualLearner(4, 1.0).load_state(json.loads(json.dumps(other)))
+    (tmp_path / "other.json").write_text('{"loss": 1}')
+    with pytest.raises(SharpenError, match=r"other\.json: not a replay buffer"):
+        OnlineContinualLearner(4, 1.0).load(tmp_path / "other.json")
 
 
 # Figures -------------------------------------------------------------------------------------

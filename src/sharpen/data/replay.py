@@ -1,5 +1,4 @@
-"""Rehearsal: rows of earlier rounds, kept in a buffer of fixed size and trained again beside new
-ones.
+"""Rehearsal: rows of earlier rounds, kept in a buffer of fixed size, are trained on again.
 
 Every row draws a key when it is seen, ln(u) / weight with u uniform, and the highest keys stay:
 with equal weights a uniform sample of everything seen, with the loss as weight one in which a row
@@ -113,7 +112,10 @@ class OnlineContinualLearner:
         write_text(path, dump_row(self.state()))
 
     def load(self, path: str | Path) -> None:
-        self.load_state(read_json(path))
+        state = read_json(path)
+        if not isinstance(state, dict) or "kept_by" not in state:
+            raise SharpenError(f"{path}: not a replay buffer")
+        self.load_state(state)
 
 
 def plain(row: Dialog | Datum) -> Json:
@@ -126,5 +128,4 @@ def plain(row: Dialog | Datum) -> Json:
 def noun(value: Json) -> Dialog | Datum:
     if "ids" not in value:
         return dialog_from_row(value)
-    ids, mask = np.array(value["ids"], np.int32), np.array(value["mask"], bool)
-    return Datum(ids, mask, *value["about"])
+    return Datum(np.array(value["ids"], np.int32), np.array(value["mask"], bool), *value["about"])
