@@ -13,7 +13,7 @@ LAYERS = (
     ("types",),
     ("config",),
     ("records", "rows", "calls", "progress"),
-    ("render", "tools", "sandbox", "report", "web"),
+    ("render", "tools", "sandbox", "sandbox_worker", "report", "web"),
     ("models", "world"),
     ("policy", "rewards", "envs", "merge"),
     ("data", "rollout"),

@@ -19,7 +19,7 @@ from sharpen.records import RunFolder, atomic_folder, sha256_file
 from sharpen.render import Renderer, hermes_template
 from sharpen.tools import load_object
 from sharpen.train.batching import Batch
-from sharpen.train.config import AgentSFTConfig
+from sharpen.train.config import AgentSFTConfig, RunConfig
 from sharpen.train.dataset import TrainingRows
 from sharpen.train.learner import Learner
 from sharpen.train.run import TrainingRun, first_process
@@ -72,7 +72,7 @@ class AgentSFTTrainer:
                     print(f"stopping: no gain in the last {config.patience} evaluations")
                     break
         self.finish()
-        figures = {"steps": float(learner.steps_done)}
+        figures = {"loss": run.folder.metrics()[-1]["loss"]} if run.first else {}
         if state["best"] is not None:
             name, sign = ("best_metric", 1) if self.metric else ("best_dev_loss", -1)
             figures[name] = sign * state["best"]
@@ -148,7 +148,7 @@ def token_mean(logprobs_N: Any, batch: Batch, step_tokens: float) -> Any:
     return sft_loss(logprobs_N, batch.weight_N, step_tokens)
 
 
-def check_disk(folder: Path, config: AgentSFTConfig) -> None:
+def check_disk(folder: Path, config: RunConfig) -> None:
     """Refuse before the first step what would fill the disk at a later one."""
     from sharpen.models.estimate import shape_of
     from sharpen.models.find import find_model
