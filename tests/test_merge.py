@@ -436,7 +436,7 @@ def test_selection_is_exact_across_tiles(kind: str) -> None:
         len(pieces), lambda i: tiles.Tile((pieces[i],), i, i * 5 * 33), values.numel(), "float32"
     )
     for k in (1, 7, 1000, values.numel()):
-        ((top,),) = tiles.select(x, lambda t: [tiles.magnitudes(t.tensors[0])], [[k]])
+        (top,) = tiles.select(x, lambda t: [tiles.magnitudes(t.tensors[0])], [(0, k)])
         masks = [torch.as_tensor(top.mask(i, tiles.magnitudes(p))) for i, p in enumerate(pieces)]
         limit = values.abs().reshape(-1).sort(descending=True).values[k - 1]
         mask = torch.cat(masks)

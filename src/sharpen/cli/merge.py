@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,6 +34,12 @@ Threads = Annotated[int, typer.Option(help="Threads; 0 is one a core, 8 at most.
 Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1 ...")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace OUT if it exists.")]
+Size = Annotated[float, typer.Option(help="Largest size of an output file, in GB.")]
+Evaluate = Annotated[
+    str | None, typer.Option(help="A JSONL file of tasks, or file.py:function(folder).")
+]
+Dev = Annotated[str | None, typer.Option(help="JSONL file of dialogs: find the lowest loss.")]
+Objective = Annotated[str | None, typer.Option(help="Or file.py:function(folder) -> float.")]
 
 
 @app.command()
@@ -43,11 +50,9 @@ def run(
     seed: Seed = 0,
     device: Device = "cpu",
     threads: Threads = 0,
-    shard_gb: Annotated[float, typer.Option(help="Largest size of an output file, in GB.")] = 5.0,
+    shard_gb: Size = 5.0,
     overwrite: Overwrite = False,
-    evaluate: Annotated[
-        str | None, typer.Option(help="A JSONL file of tasks, or file.py:function(folder).")
-    ] = None,
+    evaluate: Evaluate = None,
     as_json: AsJson = False,
 ) -> None:
     """Merge models as a recipe says.
@@ -55,31 +60,23 @@ def run(
     Example: sharpen merge recipe.yaml merged/ --set parameters.density=0.3
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the threads are ours: one a tensor
-    score = ability_scorer(evaluate) if evaluate else None
+    score = evaluate and scorer(evaluate, "sharpen.evals.abilities", "evaluate_abilities")
     from sharpen.merge.recipe import load_recipe
     from sharpen.merge.stream import MergeOptions, keep_freed_memory, merge
 
     keep_freed_memory()
-    recipe = load_recipe(config, set_ or [])
     size = int(shard_gb * 1e9)
-    report = merge(
-        recipe, out, MergeOptions(seed, threads, device, size, overwrite, show=not as_json)
-    )
-    if score:
-        report["abilities"] = score(Path(out))
-    show(report, as_json)
+    options = MergeOptions(seed, threads, device, size, overwrite, show=not as_json)
+    report = merge(load_recipe(config, set_ or []), out, options)
+    show(report | ({"abilities": score(out)} if score else {}), as_json)
 
 
 @app.command()
 def search(
     config: Recipe,
     out: Out,
-    dev: Annotated[
-        Path | None, typer.Option(help="JSONL file of dialogs: find the lowest loss on it.")
-    ] = None,
-    objective: Annotated[
-        str | None, typer.Option(help="Or file.py:function(folder) -> float.")
-    ] = None,
+    dev: Dev = None,
+    objective: Objective = None,
     trials: Annotated[int, typer.Option(help="How many merges to try.")] = 20,
     minimize: Annotated[bool, typer.Option(help="The lower the better, as for a loss.")] = False,
     seed: Seed = 0,
@@ -92,16 +89,14 @@ def search(
     """
     if (dev is None) == (objective is None):
         raise SharpenError("merge search: give --dev FILE or --objective file.py:function")
-    function = dev_objective(dev) if dev else user_function(str(objective))
+    function = scorer(dev or str(objective), "sharpen.train.scoring", "dev_loss")
     from sharpen.merge.recipe import load_recipe
     from sharpen.merge.search import search as find
     from sharpen.merge.stream import MergeOptions
 
     options = MergeOptions(seed=seed, device=device)
-    show(
-        find(load_recipe(config), out, function, trials, options, minimize or dev is not None),
-        as_json,
-    )
+    lower = minimize or dev is not None
+    show(find(load_recipe(config), out, function, trials, options, lower), as_json)
 
 
 @app.command()
@@ -133,42 +128,25 @@ def vector(
 
     Example: sharpen merge vector base/ math/ math-vector.safetensors
     """
-    if out.suffix != ".safetensors":
-        raise SharpenError(f"{out}: a task vector's file ends in .safetensors")
     from sharpen.merge.adapters import open_reference
-    from sharpen.merge.checkpoint import open_model
     from sharpen.merge.vectors import write_task_vector
 
-    report = write_task_vector(open_model(base), open_reference(tuned, str(base)), out)
+    report = write_task_vector(open_reference(str(base)), open_reference(tuned, str(base)), out)
     show({"out": str(out), **report}, as_json)
 
 
-def user_function(place: str) -> Callable[[Path], Any]:
-    """`file.py:name` → the function."""
+def scorer(place: str, module: str, name: str) -> Callable[[Path], Any]:
+    """What scores a model folder: the user's `file.py:function`, or ours on a JSONL file."""
     from sharpen.tools import load_object
 
-    found = load_object(place)
-    if not callable(found):
-        raise SharpenError(f"{place}: is not a function")
-    return found
-
-
-def ability_scorer(place: str) -> Callable[[Path], Any]:
-    if not place.endswith(".jsonl"):
-        return user_function(place)
+    if ".py:" in place:
+        found = load_object(place)
+        if not callable(found):
+            raise SharpenError(f"{place}: is not a function")
+        return found
     if not Path(place).is_file():
         raise SharpenError(f"{place}: no such file")
-    from sharpen.evals.abilities import evaluate_abilities
-
-    return lambda folder: evaluate_abilities(folder, place)
-
-
-def dev_objective(file: Path) -> Callable[[Path], float]:
-    if not file.is_file():
-        raise SharpenError(f"{file}: no such file")
-    from sharpen.train.scoring import dev_loss
-
-    return lambda folder: dev_loss(folder, file)
+    return lambda folder: getattr(import_module(module), name)(folder, place)
 
 
 def show(report: Json, as_json: bool) -> None:

@@ -1,5 +1,13 @@
-"""Merging models: methods as pure tensor functions, streamed over safetensors files.
+"""Merging models: methods as pure functions on arrays, streamed over safetensors files.
 
 `recipe` reads the YAML, `plan` checks the models and lists the tensors to make, `stream` makes
-them, `methods` holds the mathematics on `tiles`.
+them, `deltas` and `methods` hold the mathematics on `tiles`.
 """
+
+from sharpen.types import SharpenError
+
+
+def require(condition: object, text: str) -> None:
+    """Wrong input ends with one line that says what and where."""
+    if not condition:
+        raise SharpenError(text)

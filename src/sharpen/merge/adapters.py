@@ -11,15 +11,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from sharpen.merge import require
 from sharpen.merge.arrays import rounded
 from sharpen.merge.checkpoint import Model, open_files, open_model
 from sharpen.merge.vectors import shifted
 from sharpen.records import atomic_folder, read_json, write_json
-from sharpen.types import Json, SharpenError
+from sharpen.types import Json
 
 ADAPTER_CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -31,8 +31,7 @@ def open_reference(text: str, base: str | None = None) -> Model:
     elif (Path(text) / ADAPTER_CONFIG).exists():
         named = read_json(Path(text) / ADAPTER_CONFIG).get("base_model_name_or_path")
         found = [name for name in (named, base) if name and Path(name).is_dir()]
-        if not found:
-            raise SharpenError(f"{text}: its base model {named!r} is not a folder here")
+        require(found, f"{text}: its base model {named!r} is not a folder here")
         model, layer = found[0], text
     if not layer:
         return open_model(model)
@@ -62,11 +61,11 @@ class Adapter:
 
 def open_adapter(folder: Path) -> Adapter:
     for file in (ADAPTER_CONFIG, WEIGHTS):
-        if not (folder / file).exists():
-            raise SharpenError(f"{folder}: has no {file}, so it is not an adapter folder")
+        exists = (folder / file).exists()
+        require(exists, f"{folder}: has no {file}, so it is not an adapter folder")
     config = read_json(folder / ADAPTER_CONFIG)
-    if config.get("peft_type") != "LORA":
-        raise SharpenError(f"{folder}: {config.get('peft_type')} is not a LoRA adapter")
+    kind = config.get("peft_type")
+    require(kind == "LORA", f"{folder}: {kind} is not a LoRA adapter")
     stored = open_files(folder, [folder / WEIGHTS], config)
     updates: dict[str, LowRank] = {}
     replaced: dict[str, str] = {}
@@ -76,37 +75,30 @@ def open_adapter(folder: Path) -> Adapter:
             replaced[name.replace(".base_layer.", ".")] = key
         elif ".lora_A." in name or ".lora_embedding_A" in name:
             updates[name.split(".lora_")[0]] = update_of(stored, name, names)
-        elif not any(part in name for part in (".lora_B.", "_B", ".lora_magnitude_vector")):
-            raise SharpenError(f"{folder / WEIGHTS}: cannot merge {name}")
+        else:
+            known = any(part in name for part in (".lora_B.", "_B", ".lora_magnitude_vector"))
+            require(known, f"{folder / WEIGHTS}: cannot merge {name}")
     return Adapter(folder, config, stored, updates, replaced)
 
 
 def update_of(stored: Model, name: str, names: Mapping[str, str]) -> LowRank:
     module, config = name.split(".lora_")[0], stored.config
     partner = name.replace("lora_A", "lora_B").replace("lora_embedding_A", "lora_embedding_B")
-    if partner not in names:
-        raise SharpenError(f"{stored.where}: has {name} but not {partner}")
+    require(partner in names, f"{stored.where}: has {name} but not {partner}")
     down, up = stored.whole(names[name]), stored.whole(names[partner])
-    if down.ndim != 2 or up.ndim != 2:
-        raise SharpenError(f"{stored.where}: {module}: only matrices can be merged")
+    require(down.ndim == up.ndim == 2, f"{stored.where}: {module}: only matrices can be merged")
     turned = "lora_embedding_" in name or bool(config.get("fan_in_fan_out"))
     if turned:
         down, up = up.T, down.T
     rank = min(down.shape[0], up.shape[1])
-    alpha = pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", rank))
+    alphas = config.get("alpha_pattern") or {}  # by what a module's name ends with
+    found = [alpha for end, alpha in alphas.items() if f".{module}".endswith(f".{end}")]
+    alpha = found[0] if found else config.get("lora_alpha", rank)
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    vector = next((k for n, k in names.items() if n.startswith(f"{module}.lora_magnitude")), None)
-    if vector and turned:
-        raise SharpenError(f"{stored.where}: {module}: DoRA is merged on linear layers only")
-    return LowRank(up * scale, down, stored.whole(vector).reshape(-1, 1) if vector else None)
-
-
-def pattern(table: Any, module: str, default: float) -> float:
-    """The value of the entry that a module's name ends with, as PEFT looks it up."""
-    for key, value in (table or {}).items():
-        if module == key or module.endswith("." + key):
-            return value
-    return default
+    lengths = [k for n, k in names.items() if n.startswith(f"{module}.lora_magnitude")]
+    fits = not (lengths and turned)
+    require(fits, f"{stored.where}: {module}: DoRA is merged on linear layers only")
+    return LowRank(up * scale, down, stored.whole(lengths[0]).reshape(-1, 1) if lengths else None)
 
 
 def adapted(model: Model, folder: Path) -> Model:
@@ -114,27 +106,21 @@ def adapted(model: Model, folder: Path) -> Model:
     adapter = open_adapter(folder)
     updates = {f"{module}.weight": update for module, update in adapter.updates.items()}
     for name in [*updates, *adapter.replaced]:
-        if name not in model.tensors:
-            raise SharpenError(f"{folder}: adapts {name}, which {model.where} lacks")
+        require(name in model.tensors, f"{folder}: adapts {name}, which {model.where} lacks")
     tensors = dict(model.tensors)
     for name, key in adapter.replaced.items():
         tensors[name] = replace(tensors[name], shape=adapter.stored.tensors[key].shape)
     for name, update in updates.items():
-        shape = (update.up.shape[0], update.down.shape[1])
-        if tensors[name].shape != shape:
-            raise SharpenError(
-                f"{folder}: {name}: {shape[0]} x {shape[1]} does not fit the model's "
-                f"{list(tensors[name].shape)}"
-            )
+        shape, own = (update.up.shape[0], update.down.shape[1]), tensors[name].shape
+        require(own == shape, f"{folder}: {name}: {list(shape)} does not fit {list(own)}")
 
     def read(name: str, start: int, stop: int) -> np.ndarray:
         if name in adapter.replaced:
             found = adapter.stored.read(adapter.replaced[name], start, stop)
             return rounded(found, tensors[name].dtype)
-        found = model.read(name, start, stop)
-        if name not in updates:
+        found, update = model.read(name, start, stop), updates.get(name)
+        if update is None:
             return found
-        update = updates[name]
         found += update.up[start:stop] @ update.down
         if update.magnitude is not None:
             found *= update.magnitude[start:stop] / np.linalg.norm(found, axis=1, keepdims=True)
@@ -155,14 +141,13 @@ def merge_adapters(
 
     adapters = [open_adapter(Path(folder)) for folder in folders]
     shares = list(weights or [1 / len(adapters)] * len(adapters))
-    if len(shares) != len(adapters):
-        raise SharpenError(f"{len(shares)} weights for {len(adapters)} adapters")
-    if rank < 1:
-        raise SharpenError(f"rank {rank}: must be at least 1")
+    count = len(adapters)
+    require(len(shares) == count, f"{len(shares)} weights for {count} adapters")
+    require(rank >= 1, f"rank {rank}: must be at least 1")
     for adapter in adapters:
-        dora = [m for m, update in adapter.updates.items() if update.magnitude is not None]
-        for name in [*adapter.replaced, *dora]:
-            raise SharpenError(f"{adapter.folder}: {name}: only plain LoRA updates can be merged")
+        odd = [m for m, update in adapter.updates.items() if update.magnitude is not None]
+        odd += adapter.replaced
+        require(not odd, f"{adapter.folder}: {odd[:1]}: only plain LoRA updates can be merged")
     tensors: dict[str, np.ndarray] = {}
     energies = []
     pairs = list(zip(adapters, shares, strict=True))
@@ -194,8 +179,8 @@ def nearest(
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
     """down [rank, columns] and up [rows, rank] of the best approximation; its energy and the
     sum's."""
-    if len({(u.up.shape[0], u.down.shape[1]) for u, _ in parts}) > 1:
-        raise SharpenError(f"{where}: shapes differ")
+    shapes = {(u.up.shape[0], u.down.shape[1]) for u, _ in parts}
+    require(len(shapes) == 1, f"{where}: shapes differ")
     left, core_left = np.linalg.qr(np.hstack([u.up * w for u, w in parts]))
     right, core_right = np.linalg.qr(np.vstack([u.down for u, _ in parts]).T)
     u, s, v = np.linalg.svd(core_left @ core_right.T)

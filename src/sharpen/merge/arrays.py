@@ -7,7 +7,6 @@ torch's. What is written here, and every method, keeps to what the two have in c
 
 from __future__ import annotations
 
-import math
 import sys
 from typing import Any
 
@@ -30,7 +29,6 @@ DTYPES = {  # dtype → its code in safetensors files, and what numpy holds it i
     "uint8": ("U8", "u1"),
     "bool": ("BOOL", "?"),
 }
-NAMES = {code: name for name, (code, _) in DTYPES.items()}
 WORKING = ("bfloat16", "float16", "float32", "float64")  # what can be computed in
 NARROW = {"bfloat16": (16, 0), "float16": (13, 0x38800000)}  # digits fewer than float32's; least
 EXPONENT = 0x7F800000
@@ -38,14 +36,6 @@ EXPONENT = 0x7F800000
 
 class NotFinite(SharpenError):
     """A merged value is not a number, or beyond the range of its dtype."""
-
-
-def is_float(dtype: str) -> bool:
-    return "float" in dtype
-
-
-def itemsize(dtype: str) -> int:
-    return np.dtype(DTYPES[dtype][1]).itemsize
 
 
 def wide(dtype: str) -> str:
@@ -71,7 +61,7 @@ def decode(raw: np.ndarray, dtype: str) -> np.ndarray:
         return values.view(np.float32)
     if dtype.startswith("float8"):
         return eight_bit_floats(dtype)[raw]
-    return raw.astype(wide(dtype) if is_float(dtype) else raw.dtype, copy=False)
+    return raw.astype(wide(dtype) if "float" in dtype else raw.dtype, copy=False)
 
 
 def encode(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -80,13 +70,13 @@ def encode(values: np.ndarray, dtype: str) -> np.ndarray:
         values = rounded(values.astype(np.float32, copy=False), dtype)
     else:
         values = values.astype(DTYPES[dtype][1], copy=False)
-    if is_float(dtype) and not np.isfinite(values).all():
+    if "float" in dtype and not np.isfinite(values).all():
         raise NotFinite("a value is not a number, or infinite")
-    if dtype == "bfloat16":
-        found = values.view(np.uint32)
-        found >>= 16
-        return found.astype(np.uint16)
-    return values
+    if dtype != "bfloat16":
+        return values
+    found = values.view(np.uint32)
+    found >>= 16
+    return found.astype(np.uint16)
 
 
 def module(values: Array) -> Any:
@@ -111,17 +101,6 @@ def on_host(values: Array) -> np.ndarray:
     return values if isinstance(values, np.ndarray) else values.cpu().numpy()
 
 
-def packed(mask: Array) -> Array:
-    """On the CPU eight values a byte."""
-    return np.packbits(mask) if isinstance(mask, np.ndarray) else mask
-
-
-def unpacked(mask: Array, shape: tuple[int, ...]) -> Array:
-    if isinstance(mask, np.ndarray):
-        return np.unpackbits(mask, count=math.prod(shape)).view(bool).reshape(shape)
-    return mask
-
-
 def bits(values: Array) -> Array:
     """The integers that floats are made of, as a view."""
     return values.view(getattr(module(values), f"int{8 * values.itemsize}"))
@@ -134,9 +113,7 @@ def rounded(values: Array, dtype: str) -> Array:
     if dtype in NARROW:
         digits, least = NARROW[dtype]
         powers = bits(values) & EXPONENT
-        if least:
-            powers = powers.clip(least)
-        large = powers.view(values.dtype)
+        large = (powers.clip(least) if least else powers).view(values.dtype)
         large *= 1.5 * 2**digits
         values += large
         values -= large

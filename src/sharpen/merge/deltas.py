@@ -2,26 +2,27 @@
 
 Values are rounded to the working dtype after each step, as mergekit does, so that results agree.
 Only methods that draw at random, which agree with nothing bit for bit, are rounded once at the end.
-What is pruned is multiplied by 0, so that a NaN is still seen in the result.
+What is left out is multiplied by 0, so that a NaN is still seen in the result.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
-from sharpen.merge.arrays import Array, bits, cast, like, module, packed, unpacked, wide
-from sharpen.merge.method import Kernel, Method, PerTuned, add, parameters_of
-from sharpen.merge.tiles import CHANCES, Tile, Tiles, magnitudes, select
-from sharpen.types import SharpenError
+from sharpen.merge import require
+from sharpen.merge.arrays import Array, cast, like, wide
+from sharpen.merge.method import METHODS, F, Kernel, Method, PerTuned, parameters_of
+from sharpen.merge.tiles import CHANCES, Look, Tile, Tiles, magnitudes, select
 
+Floats = PerTuned[float]
+EACH: dict[str, Any] = {"density": 1.0, "gamma": 0.01, "epsilon": 0.15}  # defaults
 Rescale = bool | Literal["density"]
-Keep = Callable[[Tile, int, Array], Array | None]  # of tuned model i's delta; None keeps all
-Pruning = tuple[Keep, Sequence[float]]  # and what each pruned delta is multiplied by
+Keep = Callable[[Tile, int, Array], Array]  # the mask of tuned model i's task vector
 
 
 def deltas(x: Tiles, tile: Tile) -> list[Array]:
@@ -41,43 +42,11 @@ def total(arrays: Sequence[Array]) -> Array:
     return result
 
 
-@dataclass(frozen=True)
-class Mix:
-    """How pruned task vectors become one. `elect` keeps only those that agree with the sign of
-    their sum; None means that pruned places count like all others."""
-
-    weight: Sequence[float]
-    normalize: bool
-    scale: float  # `lambda` of the configs
-    elect: bool | None = None
-
-
-def arithmetic(x: Tiles, mix: Mix, pruning: Pruning | None) -> Kernel:
-    """base + mixed task vectors."""
-    weights = x.round(np.array(mix.weight, dtype=wide(x.dtype)))
-    keep, factors = pruning or (None, [1.0] * len(weights))
-
-    def kernel(tile: Tile) -> Array:
-        vectors = deltas(x, tile)
-        for i, vector in enumerate(vectors):
-            mask = keep(tile, i, vector) if keep else None
-            if mask is not None:
-                vector *= mask
-            multiply(x, vector, float(weights[i]) * factors[i])
-        if not vectors:
-            return tile.tensors[0]
-        if mix.elect is not None:
-            mixed = agreed(x, vectors, weights, mix)
-        else:
-            mixed, divisor = x.round(total(vectors)), float(x.round(weights.sum(keepdims=True))[0])
-            if mix.normalize and abs(divisor) >= 1e-8:
-                mixed /= divisor
-                x.round(mixed)
-        multiply(x, mixed, mix.scale)
-        mixed += tile.tensors[0]
-        return mixed
-
-    return kernel
+def elect(vectors: Sequence[Array]) -> None:
+    """Keep only values whose sign is the sign of the sum; in place."""
+    side = total(vectors) >= 0
+    for vector in vectors:
+        vector *= (vector > 0) == side
 
 
 def multiply(x: Tiles, values: Array, factor: float) -> None:
@@ -87,94 +56,112 @@ def multiply(x: Tiles, values: Array, factor: float) -> None:
             x.round(values)
 
 
-def agreed(x: Tiles, vectors: Sequence[Array], weights: np.ndarray, mix: Mix) -> Array:
-    """The sum (or weighted mean) of those values whose sign is the sign of the sum."""
-    sign = sign_of(total(vectors))
-    if mix.elect:
-        keep_sign(vectors, sign)
-    mixed = x.round(total(vectors))
-    if mix.normalize:
-        pairs = zip(vectors, weights, strict=True)
-        divisor = x.round(total([(vector != 0) * weight for vector, weight in pairs]))
-        divisor += divisor == 0
-        mixed /= divisor
-        x.round(mixed)
-    return turned(mixed, sign) if mix.elect else mixed
+def vector_method(
+    name: str, consensus: bool = False, normalize: bool = False, random: bool = False
+) -> Callable[[F], F]:
+    """Registers a way of pruning under a name, with the parameters that all such methods share.
+    With `consensus`, a sign is elected, and a mean is one of the values that are left."""
+
+    def register(prune: F) -> F:
+        def method(
+            x: Tiles,
+            weight: Floats,
+            normalize: bool = normalize,
+            lambda_: float = 1.0,
+            majority_sign: bool = True,
+            **rest: Any,
+        ) -> Kernel:
+            x = replace(x, dtype=wide(x.dtype)) if random else x
+            weights = x.round(np.array(weight, dtype=wide(x.dtype)))
+            look = prune(x, **rest)
+
+            def kernel(tile: Tile) -> Array:
+                vectors = look(tile)
+                for vector, share in zip(vectors, weights.tolist(), strict=True):
+                    multiply(x, vector, share)
+                if consensus and majority_sign:
+                    elect(vectors)
+                mixed = x.round(total(vectors))
+                if normalize:
+                    mixed /= divisor(x, vectors if consensus else None, weights)
+                    x.round(mixed)
+                multiply(x, mixed, lambda_)
+                mixed += tile.tensors[0]
+                return mixed
+
+            return kernel if weight else lambda tile: tile.tensors[0]
+
+        shared = parameters_of(method)
+        if not consensus:
+            del shared["majority_sign"]
+        METHODS[name] = Method(name, method, shared | parameters_of(prune), "required", 1, None)
+        return prune
+
+    return register
 
 
-def sign_of(values: Array) -> Array:
-    """Sign bits alone, in their place."""
-    found = bits(values)
-    found &= -1 << (8 * values.itemsize - 1)
+def divisor(x: Tiles, vectors: Sequence[Array] | None, weights: np.ndarray) -> Any:
+    """The sum of all weights, or at each place of those whose vector is not 0 there."""
+    if vectors is None:
+        whole = float(x.round(weights.sum(keepdims=True))[0])
+        return whole if abs(whole) >= 1e-8 else 1.0
+    pairs = zip(vectors, weights, strict=True)
+    found = x.round(total([(vector != 0) * weight for vector, weight in pairs]))
+    found += found == 0
     return found
 
 
-def turned(values: Array, sign: Array) -> Array:
-    """Values with their sign changed where `sign` is set; in place."""
-    found = bits(values)
-    found ^= sign
-    return values
-
-
-def keep_sign(vectors: Sequence[Array], sign: Array) -> None:
-    """The size of values that have that sign, 0 for others; in place."""
-    for vector in vectors:
-        turned(vector, sign)
-        module(vector).clip(vector, 0, None, out=vector)
-
-
-def rescaled(x: Tiles, keep: Keep, density: Sequence[float], rescale: Rescale) -> Pruning:
-    """`keep` with what brings each pruned task vector back to its size: the sum of magnitudes
-    before pruning over that after it, or 1/density."""
-    if not rescale or all(share >= 1 for share in density):
-        return keep, [1.0] * len(density)
-    if rescale == "density":
-        return keep, [1 / share if 0 < share < 1 else 1.0 for share in density]
-
+def pruned(x: Tiles, keep: Keep, density: Sequence[float], rescale: Rescale) -> Look:
+    """Task vectors without what `keep` leaves out. With `rescale`, they are brought back to their
+    sum of magnitudes, or divided by the density."""
+    factors = [1.0] * len(density)
     masks: dict[tuple[int, int], Array] = {}  # so that nothing is chosen or drawn twice
 
     def sums(tile: Tile) -> np.ndarray:
-        table = np.zeros((len(density), 2))
+        table = np.ones((len(density), 2))
         for i, vector in enumerate(deltas(x, tile)):
-            mask = keep(tile, i, vector)
-            size = abs(vector).reshape(-1)
-            table[i] = float(size.sum())
-            if mask is not None:
-                table[i, 1] = float(size @ cast(mask.reshape(-1), wide(x.dtype)))
-                masks[tile.index, i] = packed(mask)
+            if density[i] < 1:
+                mask = masks[tile.index, i] = keep(tile, i, vector)
+                size = abs(vector).reshape(-1)
+                table[i] = float(size.sum()), float(size @ cast(mask.reshape(-1), wide(x.dtype)))
         return table
 
-    def keep_again(tile: Tile, i: int, vector: Array) -> Array | None:
-        mask = masks.pop((tile.index, i), None)
-        return None if mask is None else unpacked(mask, vector.shape)
+    if rescale == "density":
+        factors = [1 / share if 0 < share < 1 else 1.0 for share in density]
+    elif rescale and min(density) < 1:
+        table = np.asarray(sum(x.each(sums)))
+        factors = [a / b if min(a, b) >= 1e-7 else 1.0 for a, b in table.tolist()]
 
-    table = np.asarray(sum(x.each(sums)))
-    return keep_again, [a / b if min(a, b) >= 1e-7 else 1.0 for a, b in table.tolist()]
+    def look(tile: Tile) -> list[Array]:
+        vectors = deltas(x, tile)
+        for i, vector in enumerate(vectors):
+            if density[i] < 1:
+                mask = masks.pop((tile.index, i), None)
+                vector *= keep(tile, i, vector) if mask is None else mask
+                multiply(x, vector, factors[i])
+        return vectors
+
+    return look
 
 
 def largest(x: Tiles, density: Sequence[float], gamma: Sequence[float] | None = None) -> Keep:
     """Keep the `density` largest values; with `gamma`, after leaving out that share of the very
     largest."""
-    size = x.elements
-    wanted: list[list[int]] = []
+    wanted: dict[tuple[int, int], int] = {}  # model → how many are kept or lie above, lie above
     for i, share in enumerate(density):
-        keep = int(share * size)
-        if gamma is None:
-            wanted.append([max(1, keep) if share > 0 else 0])
-        else:
-            bottom = max(0, size - keep - int(gamma[i] * size))
-            wanted.append([size - bottom, size - bottom - keep])
-    if all(share >= 1 for share in density):
-        return lambda tile, i, vector: None
-    tops = select(x, lambda tile: [magnitudes(vector) for vector in deltas(x, tile)], wanted)
+        if share < 1:
+            keep = max(int(share * x.elements), int(share > 0 and not gamma))
+            above = min(x.elements - keep, int(gamma[i] * x.elements)) if gamma else 0
+            wanted |= {(i, 0): keep + above, (i, 1): above}
+    sizes = [(i, k) for (i, _), k in wanted.items()]
+    found = select(x, lambda tile: [magnitudes(v) for v in deltas(x, tile)], sizes)
+    tops = dict(zip(wanted, found, strict=True))
 
-    def keep_largest(tile: Tile, i: int, vector: Array) -> Array | None:
-        if density[i] >= 1:
-            return None
-        found = magnitudes(vector)
-        mask = tops[i][0].mask(tile.index, found)
-        if gamma is not None:
-            mask &= ~tops[i][1].mask(tile.index, found)
+    def keep_largest(tile: Tile, i: int, vector: Array) -> Array:
+        sizes = magnitudes(vector)
+        mask = tops[i, 0].mask(tile.index, sizes)
+        if gamma:
+            mask &= ~tops[i, 1].mask(tile.index, sizes)
         return mask
 
     return keep_largest
@@ -184,107 +171,67 @@ def drawn(x: Tiles, density: Sequence[float], epsilon: Sequence[float] | None = 
     """Keep each value with probability `density`; with `epsilon`, with a probability that rises by
     ± epsilon with its rank in its row."""
     for share, spread in zip(density, epsilon or (), strict=False):
-        if 0 < share < 1 and not (share - spread > 0 and share + spread < 1):
-            raise SharpenError(
-                f"epsilon {spread}: density - epsilon and density + epsilon must lie between 0 "
-                f"and 1 (density is {share})"
-            )
+        within = not 0 < share < 1 or 0 < share - spread <= share + spread < 1
+        bounds = "density - epsilon and density + epsilon must lie between 0 and 1"
+        require(within, f"epsilon {spread}: {bounds} (density is {share})")
 
-    def keep_drawn(tile: Tile, i: int, vector: Array) -> Array | None:
-        if density[i] >= 1:
-            return None
-        if density[i] <= 0:
-            return vector != vector
-        if epsilon is None:
+    def keep_drawn(tile: Tile, i: int, vector: Array) -> Array:
+        if epsilon is None or density[i] <= 0:
             return x.random(tile, i) < int(limits_of(density[i]))
         order = abs(vector).argsort(axis=1, stable=True)
         shares = np.linspace(density[i] - epsilon[i], density[i] + epsilon[i], vector.shape[1])
         limits = cast(order, "int16")
-        rows = like(order, np.arange(len(order))[:, None])
-        limits[rows, order] = like(order, limits_of(shares))
+        limits[like(order, np.arange(len(order))[:, None]), order] = like(order, limits_of(shares))
         return x.random(tile, i) < limits
 
     return keep_drawn
 
 
 def limits_of(shares: Any) -> np.ndarray:
-    """Below which of the 65536 values of int16 lies that share of them; one at least, not all."""
-    counts = np.clip(np.round(np.multiply(shares, CHANCES)), 1, CHANCES - 1)
+    """Below which of the 65536 values of int16 lies that share of them; of a share, one at least
+    and never all."""
+    counts = np.round(np.multiply(shares, CHANCES)).clip(np.greater(shares, 0), CHANCES - 1)
     return (counts - CHANCES // 2).astype(np.int16)
 
 
-def vector_method(
-    name: str, elect: bool | None = None, normalize: bool = False, random: bool = False
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a way of pruning under a name, with the parameters that all such methods share."""
-
-    def register(prune: Callable[..., Pruning | None]) -> Callable[..., Pruning | None]:
-        def method(
-            x: Tiles,
-            weight: PerTuned[float],
-            normalize: bool = normalize,
-            lambda_: float = 1.0,
-            majority_sign: bool = True,
-            **rest: Any,
-        ) -> Kernel:
-            x = replace(x, dtype=wide(x.dtype)) if random else x
-            chosen = elect and majority_sign
-            return arithmetic(x, Mix(weight, normalize, lambda_, chosen), prune(x, **rest))
-
-        shared = parameters_of(method)
-        for unused in ("rest",) if elect else ("rest", "majority_sign"):
-            del shared[unused]
-        add(Method(name, method, shared | parameters_of(prune), "required", 1, None))
-        return prune
-
-    return register
-
-
 @vector_method("task_arithmetic")
-def nothing(x: Tiles) -> None:
+def whole(x: Tiles) -> Look:
     """Prune nothing."""
+    return lambda tile: deltas(x, tile)
 
 
-@vector_method("ties", elect=True, normalize=True)
-def ties(
-    x: Tiles,
-    density: PerTuned[float] = 1.0,  # type: ignore[assignment]
-    rescale: Rescale = False,
-) -> Pruning:
+@vector_method("ties", consensus=True, normalize=True)
+def ties(x: Tiles, density: Floats = EACH["density"], rescale: Rescale = False) -> Look:
     """Keep the largest values."""
-    return rescaled(x, largest(x, density), density, rescale)
+    return pruned(x, largest(x, density), density, rescale)
 
 
 @vector_method("breadcrumbs")
-@vector_method("breadcrumbs_ties", elect=True)
+@vector_method("breadcrumbs_ties", consensus=True)
 def breadcrumbs(
     x: Tiles,
-    density: PerTuned[float] = 1.0,  # type: ignore[assignment]
-    gamma: PerTuned[float] = 0.01,  # type: ignore[assignment]
+    density: Floats = EACH["density"],
+    gamma: Floats = EACH["gamma"],
     rescale: Rescale = False,
-) -> Pruning:
+) -> Look:
     """Leave out the very largest values and the smallest ones."""
-    return rescaled(x, largest(x, density, gamma), density, rescale)
+    return pruned(x, largest(x, density, gamma), density, rescale)
 
 
 @vector_method("dare_linear", random=True)
-@vector_method("dare_ties", elect=True, random=True)
-def dare(
-    x: Tiles,
-    density: PerTuned[float] = 1.0,  # type: ignore[assignment]
-    rescale: Rescale = True,
-) -> Pruning:
+@vector_method("dare_ties", consensus=True, random=True)
+def dare(x: Tiles, density: Floats = EACH["density"], rescale: Rescale = True) -> Look:
     """Drop values at random and rescale what is left."""
-    return rescaled(x, drawn(x, density), density, rescale)
+    return pruned(x, drawn(x, density), density, rescale)
 
 
 @vector_method("della_linear", random=True)
-@vector_method("della", elect=True, normalize=True, random=True)
+@vector_method("della", consensus=True, normalize=True, random=True)
 def della(
     x: Tiles,
-    density: PerTuned[float] = 1.0,  # type: ignore[assignment]
-    epsilon: PerTuned[float] = 0.15,  # type: ignore[assignment]
+    density: Floats = EACH["density"],
+    epsilon: Floats = EACH["epsilon"],
     rescale: Rescale = True,
-) -> Pruning:
+) -> Look:
     """Drop values at random, the small ones of a row more often, and rescale what is left."""
-    return rescaled(x, drawn(x, density, epsilon), density, rescale)
+    return pruned(x, drawn(x, density, epsilon), density, rescale)

@@ -23,25 +23,23 @@ F = TypeVar("F", bound=Callable[..., Any])
 PerModel = Annotated[Sequence[T], "model"]
 PerTuned = Annotated[Sequence[T], "tuned"]
 Kernel = Callable[[Tile], Array]
-Scope = Literal["shared", "model", "tuned"]
 Base = Literal["required", "optional", "ignored"]
+REQUIRED = inspect.Parameter.empty  # stands for the default of a parameter that has none
 
 
 @dataclass(frozen=True)
 class Parameter:
     name: str
-    scope: Scope
+    scope: Literal["shared", "model", "tuned"]
     kind: TypeAdapter[Any]
-    default: Any = None
-    required: bool = False
+    default: Any
 
     def check(self, value: Any) -> Any:
         try:
             return self.kind.validate_python(value)
         except ValidationError as error:
-            raise SharpenError(
-                f"parameter {self.name}: {error.errors()[0]['msg']} (found {value!r})"
-            ) from None
+            reason = error.errors()[0]["msg"]
+            raise SharpenError(f"parameter {self.name}: {reason} (found {value!r})") from None
 
 
 @dataclass(frozen=True)
@@ -55,11 +53,8 @@ class Method:
 
     def kernel(self, x: Tiles, values: dict[str, Any]) -> Kernel:
         """What merges one tile, with parameters by their names in configs."""
-        return self.function(x, **{python_name(name): value for name, value in values.items()})
-
-
-def python_name(name: str) -> str:
-    return name + "_" if keyword.iskeyword(name) else name
+        named = {n + "_" if keyword.iskeyword(n) else n: value for n, value in values.items()}
+        return self.function(x, **named)
 
 
 METHODS: dict[str, Method] = {}
@@ -71,29 +66,22 @@ def merge_method(
     """Registers a function under its name, its parameters taken from its signature."""
 
     def register(function: F) -> F:
-        add(Method(function.__name__, function, parameters_of(function), base, least, most))
+        name = function.__name__
+        METHODS[name] = Method(name, function, parameters_of(function), base, least, most)
         return function
 
     return register
 
 
-def add(method: Method) -> None:
-    METHODS[method.name] = method
-
-
 def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
-    """Every argument after the tiles; a trailing underscore is not part of a name."""
+    """Every named argument after the tiles; a trailing underscore is not part of a name."""
     hints = get_type_hints(function, include_extras=True)
-    arguments = list(inspect.signature(function).parameters.values())[1:]
-    found = [parameter_of(argument, hints[argument.name]) for argument in arguments]
-    return {parameter.name: parameter for parameter in found}
-
-
-def parameter_of(argument: inspect.Parameter, hint: Any) -> Parameter:
-    scope: Scope = "shared"
-    if get_origin(hint) is Annotated:
-        sequence, scope = get_args(hint)
-        hint = get_args(sequence)[0]
-    required = argument.default is inspect.Parameter.empty
-    default = None if required else argument.default
-    return Parameter(argument.name.rstrip("_"), scope, TypeAdapter(hint), default, required)
+    found: dict[str, Parameter] = {}
+    for argument in list(inspect.signature(function).parameters.values())[1:]:
+        if argument.kind is not argument.VAR_KEYWORD:
+            hint, scope, name = hints[argument.name], "shared", argument.name.rstrip("_")
+            if get_origin(hint) is Annotated:
+                sequence, scope = get_args(hint)
+                hint = get_args(sequence)[0]
+            found[name] = Parameter(name, scope, TypeAdapter(hint), argument.default)
+    return found

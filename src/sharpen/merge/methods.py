@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from sharpen.merge import require
 from sharpen.merge.arrays import Array, cast, module, wide
-from sharpen.merge.deltas import deltas, keep_sign, sign_of, total, turned
+from sharpen.merge.deltas import deltas, elect, total
 from sharpen.merge.method import Kernel, PerModel, PerTuned, merge_method
 from sharpen.merge.tiles import Tile, Tiles, magnitudes, select
-from sharpen.types import SharpenError
 
 
 def blend(coefficients: Sequence[float], divisor: float = 1.0) -> Kernel:
@@ -39,8 +39,7 @@ def blend(coefficients: Sequence[float], divisor: float = 1.0) -> Kernel:
 def linear(x: Tiles, weight: PerModel[float], normalize: bool = True) -> Kernel:
     shares = np.array(weight, dtype=np.float32)
     divisor = float(shares.sum()) if normalize else 1.0
-    if divisor == 0:
-        raise SharpenError("linear: the weights sum to 0; set normalize: false or other weights")
+    require(divisor, "linear: the weights sum to 0; set normalize: false or other weights")
     if all((math.frexp(share)[0] * 8192).is_integer() for share in shares):
         return blend(weight, divisor)  # products with half-precision values are exact
 
@@ -98,8 +97,8 @@ def multislerp(
     norms = np.sqrt(products.diagonal())
     direction = weights / (norms + eps)
     length = float(np.sqrt(abs(direction @ products @ direction)))
-    if length < eps and len(weight) > 2:
-        raise SharpenError(f"multislerp: {x.name}: the weighted directions cancel out")
+    cancelled = length < eps and len(weight) > 2
+    require(not cancelled, f"multislerp: {x.name}: the weighted directions cancel out")
     if not length < eps:
         weights = direction / length * (norms @ weights)
     return blend([1 - weights.sum(), *weights] if based else weights.tolist())
@@ -187,10 +186,10 @@ def sce(x: Tiles, select_topk: float = 1.0) -> Kernel:
     top = None
     if select_topk < 1:
         varying = sum(x.each(lambda tile: int((spread(deltas(x, tile)) != 0).sum())))
-        wanted = [[int(varying * select_topk)]]
-        top = select(x, lambda tile: [spread(deltas(x, tile))], wanted)[0][0]
+        wanted = [(0, int(varying * select_topk))]
+        top = select(x, lambda tile: [spread(deltas(x, tile))], wanted)[0]
 
-    def chosen(tile: Tile) -> list[Array]:
+    def chosen(tile: Tile) -> Sequence[Array]:
         vectors = deltas(x, tile)
         if top is None:
             return vectors
@@ -206,12 +205,11 @@ def sce(x: Tiles, select_topk: float = 1.0) -> Kernel:
 
     def kernel(tile: Tile) -> Array:
         vectors = chosen(tile)
-        sign = sign_of(total(vectors))
-        keep_sign(vectors, sign)
+        elect(vectors)
         pairs = list(zip(vectors, weights, strict=True))
-        divisor = total([cast(vector > 0, wide(x.dtype)) * weight for vector, weight in pairs])
-        mixed = total([vector * weight for vector, weight in pairs]) / divisor.clip(1e-6)
-        return tile.tensors[0] + turned(mixed, sign)
+        shares = total([cast(vector != 0, wide(x.dtype)) * weight for vector, weight in pairs])
+        mixed = total([vector * weight for vector, weight in pairs])
+        return tile.tensors[0] + mixed / shares.clip(1e-6)
 
     return kernel if weights else lambda tile: tile.tensors[0]
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sharpen.merge import require
 from sharpen.merge.adapters import open_reference
-from sharpen.merge.arrays import WORKING, is_float
+from sharpen.merge.arrays import WORKING
 from sharpen.merge.checkpoint import Model, Spec
 from sharpen.merge.method import METHODS, Method, Parameter
-from sharpen.merge.recipe import LayerSource, MergeConfig, Slice, check_recipe, value_of
+from sharpen.merge.recipe import LayerSource, MergeConfig, Settings, Slice, check_recipe, value_of
 from sharpen.merge.vocabulary import Vocabulary, align, tokenizer_notes
 from sharpen.types import Json, SharpenError
 
@@ -55,29 +56,35 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Source:
+    """One model's layers in a slice."""
+
+    model: Model
+    layers: range
+    prefix: str  # what stands before a layer's number in the names of tensors
+    settings: Settings
+
+
+@dataclass(frozen=True)
 class Part:
-    """A slice with its models opened and put in order."""
+    """A slice with its models opened and put in order, the base first."""
 
     recipe: MergeConfig
-    slice: Slice
-    sources: tuple[LayerSource, ...]
-    models: tuple[Model, ...]
-    prefixes: tuple[str, ...]  # of each model's layers
+    sources: tuple[Source, ...]
     based: bool
-
-    @property
-    def size(self) -> int:
-        return self.sources[0].layer_range[1] - self.sources[0].layer_range[0]
+    settings: tuple[Settings, ...]  # of the slice, of the recipe
 
 
 def build_plan(recipe: MergeConfig) -> Plan:
     check_recipe(recipe)
     models = {name: open_reference(name, recipe.base_model) for name in recipe.references}
-    check_architectures(models)
+    for key in ("architectures", "model_type"):
+        shown = ", ".join(f"{m.where} has {m.config.get(key)}" for m in models.values())
+        found = [model.config.get(key) for model in models.values()]
+        require(all(value == found[0] for value in found), f"{key} differ: {shown}")
     notes = tokenizer_notes(models)
-    source = recipe.tokenizer.source if recipe.tokenizer else recipe.tokenizer_source
     vocabulary = None
-    if source:
+    if source := recipe.tokenizer.source if recipe.tokenizer else recipe.tokenizer_source:
         pad = recipe.tokenizer.pad_to_multiple_of if recipe.tokenizer else None
         models, vocabulary = align(models, recipe.base_model, source, pad)
     parts = [part_of(recipe, piece, models) for piece in slices_of(recipe, models)]
@@ -97,21 +104,8 @@ def chat_template(wanted: str) -> str:
     for place in (Path(wanted), Path(wanted) / "chat_template.jinja"):
         if place.is_file():
             return place.read_text(encoding="utf-8")
-    raise SharpenError(
-        f"chat_template {wanted!r}: expected a template's text, a .jinja file, or a model folder "
-        "that has one"
-    )
-
-
-def check_architectures(models: Mapping[str, Model]) -> None:
-    first, *others = models.values()
-    for key in ("architectures", "model_type"):
-        for other in others:
-            if other.config.get(key) != first.config.get(key):
-                raise SharpenError(
-                    f"{key} differ: {first.where} has {first.config.get(key)}, "
-                    f"{other.where} has {other.config.get(key)}"
-                )
+    expected = "a template's text, a .jinja file, or a model folder that has one"
+    raise SharpenError(f"chat_template {wanted!r}: expected {expected}")
 
 
 def slices_of(recipe: MergeConfig, models: Mapping[str, Model]) -> list[Slice]:
@@ -129,84 +123,89 @@ def slices_of(recipe: MergeConfig, models: Mapping[str, Model]) -> list[Slice]:
 
 
 def part_of(recipe: MergeConfig, piece: Slice, models: Mapping[str, Model]) -> Part:
-    """A slice whose models suit the method, the base first."""
     method, base = METHODS[recipe.merge_method], piece.base_model or recipe.base_model
     names = [source.model for source in piece.sources]
     check_inputs(method, names, base)
     based = method.base != "ignored" and base in names
-    order = sorted(piece.sources, key=lambda source: based and source.model != base)
-    opened = tuple(models[source.model] for source in order)
-    prefixes = tuple(layer_prefix(model) for model in opened)
-    for source, model in zip(order, opened, strict=True):
-        low, high = source.layer_range
-        if not 0 <= low < high <= layer_count(model):
-            raise SharpenError(
-                f"layer_range [{low}, {high}] of {source.model}: it has layers 0 to "
-                f"{layer_count(model)}"
-            )
-    sizes = {source.model: source.layer_range[1] - source.layer_range[0] for source in order}
-    if len(set(sizes.values())) > 1:
-        counted = ", ".join(f"{model} has {size}" for model, size in sizes.items())
-        raise SharpenError(f"the merged models differ in their number of layers: {counted}")
-    return Part(recipe, piece, tuple(order), opened, prefixes, based)
+    sources = []
+    for entry in sorted(piece.sources, key=lambda source: based and source.model != base):
+        model, (low, high) = models[entry.model], entry.layer_range
+        prefix, count = layer_prefix(model), layer_count(model)
+        fits = 0 <= low < high <= count
+        require(fits, f"layer_range [{low}, {high}] of {entry.model}: it has layers 0 to {count}")
+        sources.append(Source(model, range(low, high), prefix, entry.parameters))
+    counted = ", ".join(f"{source.model.where} has {len(source.layers)}" for source in sources)
+    same = len({len(source.layers) for source in sources}) == 1
+    require(same, f"the merged models differ in their number of layers: {counted}")
+    return Part(recipe, tuple(sources), based, (piece.parameters, recipe.parameters))
 
 
 def check_inputs(method: Method, names: Sequence[str], base: str | None) -> None:
-    shown = ", ".join(names)
+    shown, count = ", ".join(names), len(names)
     for name in names:
-        if names.count(name) > 1:
-            raise SharpenError(f"{name}: is named twice in one merge")
-    if method.base == "required" and base not in names:
-        among = f" among the merged ones ({shown})" if base else ""
-        raise SharpenError(f"{method.name} needs a base_model{among}")
-    least, most = method.least, method.most or len(names)
-    if not least <= len(names) <= most:
-        bound = f"at most {most}" if len(names) > most else f"at least {least}"
-        wanted = f"exactly {least}" if least == method.most else bound
-        raise SharpenError(
-            f"{method.name} merges {wanted} models, base included; found {len(names)}: {shown}"
-        )
+        require(names.count(name) == 1, f"{name}: is named twice in one merge")
+    among = f" among the merged ones ({shown})" if base else ""
+    wanted = method.base != "required" or base in names
+    require(wanted, f"{method.name} needs a base_model{among}")
+    bound = f"at least {method.least}" if count < method.least else f"at most {method.most}"
+    bound = f"exactly {method.least}" if method.least == method.most else bound
+    require(
+        method.least <= count <= (method.most or count),
+        f"{method.name} merges {bound} models, base included; found {count}: {shown}",
+    )
 
 
 def jobs_of(parts: Sequence[Part]) -> Iterable[Job]:
-    """Embeddings from the first slice, then all layers, then the rest from the last slice."""
-    first, last = parts[0], parts[-1]
-    for name in outer_names(first):
-        if EMBEDDINGS.search(name):
-            yield job_of(first, name, [name] * len(first.models), 0.0)
+    """All layers; of what stands in no layer, embeddings from the first slice, the rest from the
+    last."""
     made = 0
     for part in parts:
-        for step in range(part.size):
-            places = [
-                f"{prefix}{source.layer_range[0] + step}"
-                for prefix, source in zip(part.prefixes, part.sources, strict=True)
-            ]
-            depth = step / (part.size - 1) if part.size > 1 else 1.0
-            for tail in layer_tails(part.models, places):
-                name = f"{part.prefixes[0]}{made}{tail}"
-                yield job_of(part, name, [place + tail for place in places], depth)
-            made += 1
-    for name in outer_names(last):
-        if not EMBEDDINGS.search(name):
-            yield job_of(last, name, [name] * len(last.models), 0.0)
+        count = len(part.sources[0].layers)
+        for (layer, tail), names in sorted(places(part).items(), key=lambda place: place[0][0]):
+            if layer >= 0:
+                name = f"{part.sources[0].prefix}{made + layer}{tail}"
+                yield job_of(part, name, names, layer / (count - 1) if count > 1 else 1.0)
+            elif part is parts[0 if EMBEDDINGS.search(tail) else -1]:
+                yield job_of(part, tail, names, 0.0)
+        made += count
 
 
-def job_of(part: Part, name: str, names: Sequence[str], depth: float) -> Job:
+def places(part: Part) -> dict[tuple[int, str], dict[int, str]]:
+    """Layer of the slice (or -1) and rest of the name → the tensor's name in each source."""
+    found: dict[tuple[int, str], dict[int, str]] = {}
+    for i, source in enumerate(part.sources):
+        for name in source.model.tensors:
+            match = LAYER.fullmatch(name)
+            place = -1, name
+            if match and (match[1] or "") == source.prefix:
+                if int(match[2]) not in source.layers:
+                    continue
+                place = source.layers.index(int(match[2])), match[3]
+            found.setdefault(place, {})[i] = name
+    return found
+
+
+def job_of(part: Part, name: str, names: Mapping[int, str], depth: float) -> Job:
     inputs = []
-    for model, own in zip(part.models, names, strict=True):
-        stored = stored_name(model, own)
+    for i, source in enumerate(part.sources):
+        stored = names.get(i) or tied_head(source.model, name)
         if stored is None:
-            having = next(m for m, n in zip(part.models, names, strict=True) if n in m.tensors)
-            raise SharpenError(f"{model.where}: has no tensor {name}, which {having.where} has")
-        inputs.append((model, stored))
+            where, having = source.model.where, part.sources[min(names)].model.where
+            raise SharpenError(f"{where}: has no tensor {name}, which {having} has")
+        inputs.append((source.model, stored))
     specs = [model.tensors[stored] for model, stored in inputs]
-    check_shapes(name, part.models, specs)
-    if not is_float(specs[0].dtype):
+    if len({spec.shape for spec in specs}) > 1:
+        shown = ", ".join(f"{m.where} {list(m.tensors[stored].shape)}" for m, stored in inputs)
+        if EMBEDDINGS.search(name) or name.endswith("lm_head.weight"):
+            shown += "; vocabularies differ: set tokenizer_source: union (or base, or a model)"
+        raise SharpenError(f"{name}: shapes differ: {shown}")
+    if "float" not in specs[0].dtype:
         copy = METHODS["passthrough"]
         return Job(name, (inputs[0],), copy, {"scale": [None]}, specs[0].dtype, specs[0])
     recipe, method = part.recipe, METHODS[part.recipe.merge_method]
     work = recipe.dtype or common_dtype(specs, name)
-    values = {p.name: setting(part, p, names, depth, name) for p in method.parameters.values()}
+    own = [names.get(i, name) for i in range(len(inputs))]
+    values = {p.name: setting(part, p, own, depth, name) for p in method.parameters.values()}
     made = Spec(recipe.out_dtype or work, specs[0].shape)
     return Job(name, tuple(inputs), method, values, work, made)
 
@@ -216,30 +215,19 @@ def setting(
 ) -> Any:
     """A parameter for one tensor; settings of a model stand above those of its slice, these above
     the recipe's. `names` are the tensor's names in the inputs."""
-    shared = [part.slice.parameters, part.recipe.parameters]
     if parameter.scope == "shared":
-        return value_of(parameter, shared, tensor, depth)
+        return value_of(parameter, part.settings, tensor, depth)
     pairs = list(zip(part.sources, names, strict=True))
     pairs = pairs[1:] if part.based and parameter.scope == "tuned" else pairs
-    return [value_of(parameter, [source.parameters, *shared], n, depth) for source, n in pairs]
+    return [value_of(parameter, (s.settings, *part.settings), n, depth) for s, n in pairs]
 
 
 def common_dtype(specs: Sequence[Spec], name: str) -> str:
     """The narrowest dtype that holds what all inputs hold."""
     found = {spec.dtype for spec in specs}
-    if not found <= set(WORKING):
-        shown = " and ".join(sorted(found))
-        raise SharpenError(f"{name}: cannot compute in {shown}; set dtype: bfloat16")
+    shown = " and ".join(sorted(found))
+    require(found <= {*WORKING}, f"{name}: cannot compute in {shown}; set dtype: bfloat16")
     return "float32" if found == {"bfloat16", "float16"} else max(found, key=WORKING.index)
-
-
-def check_shapes(name: str, models: Sequence[Model], specs: Sequence[Spec]) -> None:
-    if len({spec.shape for spec in specs}) > 1:
-        head = EMBEDDINGS.search(name) or name.endswith("lm_head.weight")
-        advice = "; vocabularies differ: set tokenizer_source: union (or base, or a model)"
-        pairs = zip(models, specs, strict=True)
-        shown = ", ".join(f"{model.where} {list(spec.shape)}" for model, spec in pairs)
-        raise SharpenError(f"{name}: shapes differ: {shown}{advice if head else ''}")
 
 
 def layer_count(model: Model) -> int:
@@ -252,46 +240,20 @@ def layer_count(model: Model) -> int:
 
 
 def layer_prefix(model: Model) -> str:
-    """What stands before a layer's number in the names of tensors."""
-    numbers: dict[str, set[int]] = {}
-    for name in model.tensors:
-        if match := LAYER.fullmatch(name):
-            numbers.setdefault(match[1] or "", set()).add(int(match[2]))
-    sizes = {prefix: len(seen) for prefix, seen in numbers.items()}
-    count = layer_count(model)
-    if count not in sizes.values():
-        raise SharpenError(
-            f"{model.where}: config.json says {count} layers, the weights have {sizes or 'none'}"
-        )
-    return next(prefix for prefix, size in sizes.items() if size == count)
+    numbers: dict[str, set[str]] = {}
+    for match in filter(None, map(LAYER.fullmatch, model.tensors)):
+        numbers.setdefault(match[1] or "", set()).add(match[2])
+    count, sizes = layer_count(model), {prefix: len(seen) for prefix, seen in numbers.items()}
+    found = [prefix for prefix, size in sizes.items() if size == count]
+    shown = f"config.json says {count} layers, the weights have {sizes or 'none'}"
+    require(found, f"{model.where}: {shown}")
+    return found[0]
 
 
-def outer_names(part: Part) -> list[str]:
-    """Names of the tensors that stand in no layer, of any of the models."""
-    found: dict[str, None] = {}
-    for model, prefix in zip(part.models, part.prefixes, strict=True):
-        for name in model.tensors:
-            match = LAYER.fullmatch(name)
-            if match is None or (match[1] or "") != prefix:
-                found[name] = None
-    return list(found)
-
-
-def layer_tails(models: Sequence[Model], places: Sequence[str]) -> list[str]:
-    """What follows a layer's number, of any of the models."""
-    found: dict[str, None] = {}
-    for model, place in zip(models, places, strict=True):
-        tails = [name.removeprefix(place) for name in model.tensors if name.startswith(place + ".")]
-        found |= dict.fromkeys(tails)
-    return list(found)
-
-
-def stored_name(model: Model, name: str) -> str | None:
-    """Where a model keeps a tensor: a head that is tied to the embedding is that embedding."""
-    if name in model.tensors:
-        return name
-    tied = [n for n in model.tensors if re.search(r"(embed_tokens|wte)\.weight$", n)]
-    return tied[0] if tied and name.endswith("lm_head.weight") else None
+def tied_head(model: Model, name: str) -> str | None:
+    """A head that a model does not store is its embedding."""
+    tied = (n for n in model.tensors if re.search(r"(embed_tokens|wte)\.weight$", n))
+    return next(tied, None) if name.endswith("lm_head.weight") else None
 
 
 def output_config(template: Model, parts: Sequence[Part], vocabulary: Vocabulary | None) -> Json:
@@ -304,9 +266,9 @@ def output_config(template: Model, parts: Sequence[Part], vocabulary: Vocabulary
     if not recipe.slices:
         return config
     old = layer_count(template)
-    if old not in [config.get(key) for key in LAYER_COUNTS]:
-        raise SharpenError(f"{template.where}: slices of a model within a model cannot be made")
-    taken = [layer for part in parts for layer in range(*part.sources[0].layer_range)]
+    own = old in [config.get(key) for key in LAYER_COUNTS]
+    require(own, f"{template.where}: slices of a model within a model cannot be made")
+    taken = [layer for part in parts for layer in part.sources[0].layers]
     for key, value in config.items():
         if key in LAYER_COUNTS and value == old:
             config[key] = len(taken)

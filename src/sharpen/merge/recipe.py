@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import Field
 
-from sharpen.config import Config, ConfigError, load_config
-from sharpen.merge import deltas, methods  # noqa: F401 - importing them registers the methods
+from sharpen.config import Config, load_config
+from sharpen.merge import deltas, methods, require  # noqa: F401 - they register the methods
 from sharpen.merge.arrays import WORKING
-from sharpen.merge.method import METHODS, Parameter
+from sharpen.merge.method import METHODS, REQUIRED, Parameter
 
 Scalar = bool | int | float | str
 NO_EFFECT = ("int8_mask",)  # mergekit's way to save memory; here nothing is held that it would save
@@ -85,23 +85,21 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> MergeConfig:
 
 
 def check_recipe(config: MergeConfig, where: str = "merge") -> None:
-    if bool(config.models) == bool(config.slices):
-        raise ConfigError(f"{where}: give either models or slices")
-    if config.tokenizer and config.tokenizer_source:
-        raise ConfigError(f"{where}: give either tokenizer or tokenizer_source")
+    either = bool(config.models) != bool(config.slices)
+    require(either, f"{where}: give either models or slices")
+    both = config.tokenizer and config.tokenizer_source
+    require(not both, f"{where}: give either tokenizer or tokenizer_source")
     for name in (config.dtype, config.out_dtype):
-        if name is not None and name not in WORKING:
-            raise ConfigError(f"{where}: dtype {name!r}: expected one of {', '.join(WORKING)}")
+        expected = f"expected one of {', '.join(WORKING)}"
+        require(name in (None, *WORKING), f"{where}: dtype {name!r}: {expected}")
     method = config.merge_method
-    if method not in METHODS:
-        near = meant(method, sorted(METHODS))
-        raise ConfigError(f"{where}: merge_method: unknown method {method!r}, {near}")
+    unknown = f"unknown method {method!r}, {meant(method, sorted(METHODS))}"
+    require(method in METHODS, f"{where}: merge_method: {unknown}")
     known = list(METHODS[method].parameters)
     for place, settings in config.all_settings():
         for name in settings:
-            if name not in known and name not in NO_EFFECT:
-                near = meant(name, known)
-                raise ConfigError(f"{where}: {place}: {method} has no parameter {name!r}, {near}")
+            unknown = f"{method} has no parameter {name!r}, {meant(name, known)}"
+            require(name in known or name in NO_EFFECT, f"{where}: {place}: {unknown}")
 
 
 def meant(name: str, known: Sequence[str]) -> str:
@@ -117,8 +115,8 @@ def value_of(parameter: Parameter, settings: Sequence[Settings], tensor: str, de
             value = evaluate(layer[parameter.name], tensor, depth, parameter.check)
             if value is not None:
                 return value
-    if parameter.required:
-        raise ConfigError(f"parameter {parameter.name} is missing for {tensor}")
+    missing = parameter.default is REQUIRED
+    require(not missing, f"parameter {parameter.name} is missing for {tensor}")
     return parameter.default
 
 

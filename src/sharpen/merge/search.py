@@ -12,7 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from sharpen.config import parse_config
+from sharpen.merge import require
 from sharpen.merge.method import METHODS
 from sharpen.merge.recipe import MergeConfig
 from sharpen.merge.stream import DEFAULTS, MergeOptions, check_output, merge
@@ -43,20 +46,15 @@ def search(
     try:
         import optuna
     except ImportError:
-        raise SharpenError(
-            "merge search needs optuna: pip install 'sharpen[merge-search]'"
-        ) from None
+        advice = "pip install 'sharpen[merge-search]'"
+        raise SharpenError(f"merge search needs optuna: {advice}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    if trials < 1:
-        raise SharpenError(f"trials {trials}: must be at least 1")
     out, places = Path(out), knobs(recipe)
     check_output(out, options.overwrite)
-    if not places:
-        raise SharpenError(f"{recipe.merge_method}: has no parameter to search")
-    study = optuna.create_study(
-        direction="minimize" if minimize else "maximize",
-        sampler=optuna.samplers.TPESampler(seed=options.seed),
-    )
+    require(trials >= 1, f"trials {trials}: must be at least 1")
+    require(places, f"{recipe.merge_method}: has no parameter to search")
+    sampler = optuna.samplers.TPESampler(seed=options.seed)
+    study = optuna.create_study(direction="minimize" if minimize else "maximize", sampler=sampler)
     study.enqueue_trial({knob: start for knob, start in places.items() if start is not None})
     rows: list[Json] = []
     folder = out.with_name(f".{out.name}.trial")
@@ -66,8 +64,7 @@ def search(
         try:
             merge(with_values(recipe, chosen), folder, replace(options, overwrite=True))
             score = float(objective(folder))
-            if not math.isfinite(score):
-                raise SharpenError(f"the objective returned {score} for {chosen}")
+            require(math.isfinite(score), f"the objective returned {score} for {chosen}")
             study.tell(trial, score)
             rows.append({"score": score, **chosen})
             if study.best_trial.number == trial.number:
@@ -83,17 +80,16 @@ def knobs(recipe: MergeConfig) -> dict[str, float | None]:
     else the recipe sets."""
     found: dict[str, float | None] = {}
     for name, parameter in METHODS[recipe.merge_method].parameters.items():
-        wanted = name in ALWAYS or name in recipe.parameters
-        if name not in RANGES or not wanted:
+        if name not in RANGES or not (name in ALWAYS or name in recipe.parameters):
             continue
-        shared = number(recipe.parameters.get(name))
+        shared = recipe.parameters.get(name)
         if parameter.scope == "shared":
-            found[f"parameters.{name}"] = shared
+            found[f"parameters.{name}"] = number(shared)
             continue
         for i, entry in enumerate(recipe.models):
             if parameter.scope == "model" or entry.model != recipe.base_model:
-                own = number(entry.parameters.get(name))
-                found[f"models.{i}.parameters.{name}"] = shared if own is None else own
+                place = f"models.{i}.parameters.{name}"
+                found[place] = number(entry.parameters.get(name, shared))
     return found
 
 
@@ -107,11 +103,7 @@ def limits(knob: str, start: float | None) -> tuple[float, float]:
 
 
 def with_values(recipe: MergeConfig, chosen: dict[str, float]) -> MergeConfig:
-    values = recipe.model_dump()
+    values = OmegaConf.create(recipe.model_dump())
     for place, value in chosen.items():
-        *path, last = place.split(".")
-        target: Any = values
-        for step in path:
-            target = target[int(step) if step.isdigit() else step]
-        target[last] = value
-    return parse_config(MergeConfig, values, "merge search")
+        OmegaConf.update(values, place, value)
+    return parse_config(MergeConfig, OmegaConf.to_container(values), "merge search")

@@ -22,6 +22,7 @@ from typing import NoReturn
 import numpy as np
 import yaml
 
+from sharpen.merge import require
 from sharpen.merge.arrays import Array, NotFinite, cast, on_host, rounded, wide
 from sharpen.merge.checkpoint import ShardWriter
 from sharpen.merge.plan import Job, Plan, build_plan
@@ -62,16 +63,10 @@ def merge(recipe: MergeConfig, out: str | Path, options: MergeOptions = DEFAULTS
     with atomic_folder(out) as folder, shown as advance, np.errstate(all="ignore"):
         write_tensors(plan, folder, options, move, advance)
         write_small_files(plan, recipe, folder, options.seed)
-    return {
-        "out": str(out),
-        "method": recipe.merge_method,
-        "tensors": len(plan.jobs),
-        "bytes": plan.nbytes,
-        "seconds": round(time.perf_counter() - started, 3),
-        "seed": options.seed,
-        "device": options.device,
-        "notes": list(plan.notes),
-    }
+    report = {"out": str(out), "method": recipe.merge_method, "tensors": len(plan.jobs)}
+    report |= {"bytes": plan.nbytes, "seconds": round(time.perf_counter() - started, 3)}
+    report |= {"seed": options.seed, "device": options.device, "notes": list(plan.notes)}
+    return report
 
 
 def keep_freed_memory() -> None:
@@ -84,10 +79,9 @@ def keep_freed_memory() -> None:
 
 
 def check_output(out: Path, overwrite: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise SharpenError(f"{out}: exists and is not a folder")
-    if out.is_dir() and any(out.iterdir()) and not overwrite:
-        raise SharpenError(f"{out}: exists and is not empty; choose another folder or --overwrite")
+    require(out.is_dir() or not out.exists(), f"{out}: exists and is not a folder")
+    free = overwrite or not out.exists() or not any(out.iterdir())
+    require(free, f"{out}: exists and is not empty; choose another folder or --overwrite")
 
 
 def mover(device: str) -> Move:
@@ -106,8 +100,7 @@ def check_space(plan: Plan, out: Path) -> None:
     parent = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
     needed = plan.nbytes + (64 << 20)
     free = shutil.disk_usage(parent).free
-    if free < needed:
-        raise SharpenError(f"{parent}: {needed:,} bytes are needed, {free:,} are free")
+    require(free >= needed, f"{parent}: {needed:,} bytes are needed, {free:,} are free")
 
 
 def write_tensors(

@@ -8,6 +8,7 @@ belong to an element's position, so that neither depends on tile size, threads o
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ class Tile:
     tensors: tuple[Array, ...]  # one [rows, columns] of each model; the base first if there is one
     index: int
     start: int  # position of its first element in the whole tensor
+
+
+Look = Callable[[Tile], Sequence[Array]]
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Tiles:
         key = np.random.SeedSequence([self.seed, zlib.crc32(self.name.encode()), model])
         source = np.random.PCG64(key)
         source.advance(tile.start // 4)  # a draw of 64 bits serves four elements
-        skip, wanted = tile.start % 4, int(np.prod(shape))
+        skip, wanted = tile.start % 4, math.prod(shape)
         draws = np.random.Generator(source).integers(
             0, 2**64 - 1, size=(wanted + skip + 3) // 4, dtype=np.uint64, endpoint=True
         )
@@ -72,8 +76,8 @@ class Top:
     are kept."""
 
     limit: int
-    kept: tuple[int, ...]  # of a tile's elements at exactly the limit, how many are kept
-    equal: tuple[int, ...]
+    kept: Sequence[int]  # of a tile's elements at exactly the limit, how many are kept
+    equal: Sequence[int]
 
     def mask(self, index: int, found: Array) -> Array:
         kept, equal = self.kept[index], self.equal[index]
@@ -86,39 +90,33 @@ class Top:
         return mask
 
 
-def select(
-    x: Tiles, look: Callable[[Tile], Sequence[Array]], wanted: Sequence[Sequence[int]]
-) -> list[list[Top]]:
-    """For every array of magnitudes that `look` gives, the `Top` of each wanted size."""
-
-    counts = [np.zeros(1 << 15, dtype=np.int64) for _ in wanted]
+def select(x: Tiles, look: Look, wanted: Sequence[tuple[int, int]]) -> list[Top]:
+    """For each (i, k) the k largest of the i-th array of magnitudes that `look` gives."""
+    if not wanted:
+        return []
+    counts: dict[int, Any] = dict.fromkeys((i for i, _ in wanted), 0)
     for parts in x.each(lambda tile: [histogram(found >> 16, 15) for found in look(tile)]):
-        for count, part in zip(counts, parts, strict=True):
-            count += part
-    limits = [[limit_of(x, look, i, counts[i], k) for k in ks] for i, ks in enumerate(wanted)]
+        for i in counts:
+            counts[i] += parts[i]
+    limits = [limit_of(x, look, i, counts[i], k) for i, k in wanted]
 
-    def equals(tile: Tile) -> list[list[int]]:
-        pairs = zip(look(tile), limits, strict=True)
-        return [[count_equal(found, limit) for limit, _ in row] for found, row in pairs]
+    def equals(tile: Tile) -> list[int]:
+        found = look(tile)
+        same = [found[i] == limit for (i, _), (limit, _) in zip(wanted, limits, strict=True)]
+        return [int(module(mask).count_nonzero(mask)) for mask in same]
 
-    equal = list(x.each(equals))
+    columns = zip(*x.each(equals), strict=True)
     return [
-        [shared_out(*pair, [counted[i][j] for counted in equal]) for j, pair in enumerate(row)]
-        for i, row in enumerate(limits)
+        Top(limit, shared_out(rest, equal), equal)
+        for (limit, rest), equal in zip(limits, columns, strict=True)
     ]
-
-
-def count_equal(found: Array, limit: int) -> int:
-    return int(module(found).count_nonzero(found == limit))
 
 
 def histogram(digits: Array, width: int) -> np.ndarray:
     return on_host(module(digits).bincount(digits.reshape(-1), minlength=1 << width))
 
 
-def limit_of(
-    x: Tiles, look: Callable[[Tile], Sequence[Array]], i: int, counts: np.ndarray, k: int
-) -> tuple[int, int]:
+def limit_of(x: Tiles, look: Look, i: int, counts: np.ndarray, k: int) -> tuple[int, int]:
     """The k-th largest magnitude and how many of that size are among the k largest, from the counts
     of leading bits and, where values have more of them, one more look."""
     if k <= 0:
@@ -143,10 +141,7 @@ def kth(counts: np.ndarray, k: int) -> tuple[int, int]:
     return len(above) - 1 - place, k - before
 
 
-def shared_out(limit: int, rest: int, equal: Sequence[int]) -> Top:
-    """Give the places left at the limit to the first tiles that can fill them."""
-    kept = []
-    for count in equal:
-        kept.append(min(rest, count))
-        rest -= kept[-1]
-    return Top(limit, tuple(kept), tuple(equal))
+def shared_out(rest: int, equal: Sequence[int]) -> list[int]:
+    """The places left at the limit, given to the first tiles that can fill them."""
+    ends = np.minimum(np.cumsum(equal), rest)
+    return np.diff(ends, prepend=0).tolist()

@@ -18,15 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sharpen.merge import require
 from sharpen.merge.arrays import cast, rounded
 from sharpen.merge.checkpoint import Model, ShardWriter, Spec, open_files
 from sharpen.records import sync_file
-from sharpen.types import Json, SharpenError
+from sharpen.types import Json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 StateDict = Mapping[str, "Tensor"]
+Weights = OrderedDict[str, "Tensor"]
 POSITIONS, VALUES, SHAPE = ".positions", ".values", ".shape"
 PIECE = 1 << 20  # elements that are compared at a time
 
@@ -35,19 +37,15 @@ class TaskVectorArithmetic:
     """Task vectors as state dicts: compute, apply, add, negate."""
 
     @staticmethod
-    def compute_task_vector(
-        base_state_dict: StateDict, finetuned_state_dict: StateDict
-    ) -> OrderedDict[str, Tensor]:
+    def compute_task_vector(base_state_dict: StateDict, finetuned_state_dict: StateDict) -> Weights:
         same_names(base_state_dict, finetuned_state_dict)
-        return OrderedDict(
-            (name, widened(finetuned_state_dict[name]) - widened(base))
-            for name, base in base_state_dict.items()
-        )
+        pairs = ((n, base, finetuned_state_dict[n]) for n, base in base_state_dict.items())
+        return OrderedDict((name, widened(tuned) - widened(base)) for name, base, tuned in pairs)
 
     @staticmethod
     def apply_task_vector(
         base_state_dict: StateDict, task_vector: StateDict, scaling: float = 1.0
-    ) -> OrderedDict[str, Tensor]:
+    ) -> Weights:
         same_names(base_state_dict, task_vector)
         return OrderedDict(
             (name, (widened(base) + scaling * task_vector[name]).to(base.dtype))
@@ -57,23 +55,20 @@ class TaskVectorArithmetic:
     @staticmethod
     def add_task_vectors(
         task_vectors: Sequence[StateDict], weights: Sequence[float] | None = None
-    ) -> OrderedDict[str, Tensor]:
-        if not task_vectors:
-            raise SharpenError("add_task_vectors: no task vector given")
+    ) -> Weights:
+        require(task_vectors, "add_task_vectors: no task vector given")
         shares = [1.0] * len(task_vectors) if weights is None else list(weights)
-        if len(shares) != len(task_vectors):
-            raise SharpenError(f"{len(shares)} weights for {len(task_vectors)} task vectors")
-        for vector in task_vectors[1:]:
-            same_names(task_vectors[0], vector)
-        pairs = list(zip(shares, task_vectors, strict=True))
-        return OrderedDict(
-            (name, sum(share * vector[name] for share, vector in pairs)) for name in task_vectors[0]
-        )  # type: ignore[return-value]
+        count = len(task_vectors)
+        require(len(shares) == count, f"{len(shares)} weights for {count} task vectors")
+        result = TaskVectorArithmetic.negate_task_vector(task_vectors[0], -shares[0])
+        for vector, share in zip(task_vectors[1:], shares[1:], strict=True):
+            same_names(result, vector)
+            for name, tensor in vector.items():
+                result[name] = result[name] + share * tensor
+        return result
 
     @staticmethod
-    def negate_task_vector(
-        task_vector: StateDict, scaling: float = 1.0
-    ) -> OrderedDict[str, Tensor]:
+    def negate_task_vector(task_vector: StateDict, scaling: float = 1.0) -> Weights:
         return OrderedDict((name, -scaling * tensor) for name, tensor in task_vector.items())
 
 
@@ -84,12 +79,10 @@ def widened(tensor: Any) -> Any:
 def same_names(first: Mapping[str, Any], second: Mapping[str, Any], who: str = "models") -> None:
     """Both hold the same tensors in the same shapes."""
     odd = sorted(first.keys() ^ second.keys())
-    if odd:
-        raise SharpenError(f"{who} differ in {len(odd)} tensors: {', '.join(odd[:3])}")
+    require(not odd, f"{who} differ in {len(odd)} tensors: {', '.join(odd[:3])}")
     for name, tensor in first.items():
-        if tensor.shape != second[name].shape:
-            shapes = f"{list(tensor.shape)}, {list(second[name].shape)}"
-            raise SharpenError(f"{who}: {name}: shapes differ: {shapes}")
+        shapes = [list(tensor.shape), list(second[name].shape)]
+        require(shapes[0] == shapes[1], f"{who}: {name}: shapes differ: {shapes[0]}, {shapes[1]}")
 
 
 # ---- files -----------------------------------------------------------------------------------
@@ -145,49 +138,47 @@ def pieces(base: Model, tuned: Model, name: str) -> Iterator[tuple[int, np.ndarr
         yield start * spec.columns, found[0] - found[1]
 
 
-def shifted(model: Model, file: Path) -> Model:
-    """A model with a task vector added to what is read."""
-    if not file.exists():
-        raise SharpenError(f"{file}: no such task vector")
+def open_vector(file: Path) -> Model:
+    """A file's differences, read by rows as if they were all dense."""
+    require(file.exists(), f"{file}: no such task vector")
     stored = open_files(file, [file], {})
-    for name, spec in model.tensors.items():
-        found = stored.tensors.get(name)
-        if found is None and name + POSITIONS not in stored.tensors:
-            raise SharpenError(f"{file}: has no difference for {name} of {model.where}")
-        if found is not None and found.shape != spec.shape:
-            raise SharpenError(f"{file}: {name}: shape {list(found.shape)}, not {list(spec.shape)}")
+    tensors = {
+        n: s for n, s in stored.tensors.items() if not n.endswith((POSITIONS, VALUES, SHAPE))
+    }
+    for name in [n.removesuffix(SHAPE) for n in stored.tensors if n.endswith(SHAPE)]:
+        tensors[name] = Spec("float32", tuple(stored.whole(name + SHAPE).tolist()))
     sparse = lru_cache(8)(
         lambda name: (stored.whole(name + POSITIONS), stored.whole(name + VALUES))
     )
 
     def read(name: str, start: int, stop: int) -> np.ndarray:
-        rows, spec = model.read(name, start, stop), model.tensors[name]
         if name in stored.tensors:
-            changed = rows + stored.read(name, start, stop)
-        else:
-            places, values = sparse(name)
-            changed = cast(rows, "float32")
-            low, high = np.searchsorted(places, [start * spec.columns, stop * spec.columns])
-            changed.reshape(-1)[places[low:high] - start * spec.columns] += values[low:high]
-        return rounded(cast(changed, rows.dtype.name), spec.dtype)
+            return stored.read(name, start, stop)
+        (places, values), columns = sparse(name), tensors[name].columns
+        found = np.zeros((stop - start, columns), dtype=np.float32)
+        low, high = np.searchsorted(places, [start * columns, stop * columns])
+        found.reshape(-1)[places[low:high] - start * columns] = values[low:high]
+        return found
+
+    return replace(stored, tensors=tensors, read=read)
+
+
+def shifted(model: Model, file: Path) -> Model:
+    """A model with a task vector added to what is read."""
+    vector = open_vector(file)
+    same_names(model.tensors, vector.tensors, f"{model.where} and {file}")
+
+    def read(name: str, start: int, stop: int) -> np.ndarray:
+        rows = model.read(name, start, stop)
+        changed = cast(rows + vector.read(name, start, stop), rows.dtype.name)
+        return rounded(changed, model.tensors[name].dtype)
 
     return replace(model, where=f"{model.where}+{file}", read=read)
 
 
-def load_task_vector(file: str | Path) -> OrderedDict[str, Tensor]:
+def load_task_vector(file: str | Path) -> Weights:
     """A file's differences as a dense state dict."""
     import torch
 
-    stored = open_files(Path(file), [Path(file)], {})
-    vector: OrderedDict[str, Tensor] = OrderedDict()
-    for name in stored.tensors:
-        if name.endswith(POSITIONS):
-            name = name.removesuffix(POSITIONS)
-            found = np.zeros(tuple(stored.whole(name + SHAPE)), dtype=np.float32)
-            found.reshape(-1)[stored.whole(name + POSITIONS)] = stored.whole(name + VALUES)
-        elif not name.endswith((VALUES, SHAPE)):
-            found = stored.whole(name)
-        else:
-            continue
-        vector[name] = torch.from_numpy(found)
-    return vector
+    vector = open_vector(Path(file))
+    return OrderedDict((name, torch.from_numpy(vector.whole(name))) for name in vector.tensors)
