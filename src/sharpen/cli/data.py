@@ -94,13 +94,9 @@ def import_(
 @app.command()
 def check(
     files: Files,
-    splits: Annotated[
-        bool, Option("--splits", help="The files are splits of one set: compare them.")
-    ] = False,
+    splits: Annotated[bool, Option("--splits", help="Compare the files as splits.")] = False,
     show: Annotated[int, Option(help="Print at most so many bad rows.", min=0)] = 20,
-    quarantine: Annotated[
-        bool, Option(help="Write bad rows to FILE.quarantine.jsonl beside each file.")
-    ] = True,
+    quarantine: Annotated[bool, Option(help="Write bad rows to FILE.quarantine.jsonl.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Validate every row and every call; exit 1 when something is wrong.

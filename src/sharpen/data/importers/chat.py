@@ -25,12 +25,9 @@ SPEAKERS = {
     "tool": "tool function observation function_response",
 }
 ROLES = {name: role for role, names in SPEAKERS.items() for name in names.split()}
-HERMES_TOOLS = re.compile(r"<tools>(.*?)</tools>", re.S)
 HERMES_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.S)
-HERMES_RESULT = re.compile(r"<tool_response>(.*?)</tool_response>", re.S)
-GLAIVE_TURN = re.compile(r"^\s*(USER|ASSISTANT|FUNCTION RESPONSE): ?", re.M)
-GLAIVE_CALL = re.compile(r"<functioncall>\s*(.*)", re.S)
 GLAIVE_ARGUMENTS = re.compile(r"""("arguments":\s*)'(.*)'(\s*\})""", re.S)
+NOT_OPENAI = {"label", "chosen_response", "Annotator Metadata"}
 PAIRS = (("chosen", "rejected"), ("chosen_messages", "rejected_messages"))
 SCORES = {"chosen_score": "score_chosen", "rejected_score": "score_rejected"}
 
@@ -88,12 +85,7 @@ def fields(row: Json, *known: str) -> Json:
     }
 
 
-def is_openai(row: Json) -> bool:
-    other = {"label", "chosen_response", "Annotator Metadata"}
-    return "role" in row["messages"][0] and not other & set(row)
-
-
-@importer(is_openai)
+@importer(lambda row: "role" in row["messages"][0] and not NOT_OPENAI & set(row))
 def openai(row: Json) -> Dialog:
     common, kind = fields(row, "messages", "task_type"), row.get("task_type") or ""
     return Dialog(said(row["messages"]), task_type=kind, **common)
@@ -162,7 +154,7 @@ def hermes(row: Json) -> Dialog:
 
 def hermes_tools(text: str) -> tuple[ToolSpec, ...]:
     """The last non-empty tools block: a JSON list, or one JSON object a line."""
-    blocks = [b.strip() for b in HERMES_TOOLS.findall(text) if b.strip().startswith(("[", "{"))]
+    blocks = re.findall(r"<tools>\s*([\[{].*?)\s*</tools>", text, re.S)
     if not blocks:
         return ()
     try:
@@ -175,7 +167,7 @@ def hermes_tools(text: str) -> tuple[ToolSpec, ...]:
 
 def hermes_results(text: str, pending: list[ToolCall]) -> Iterator[Message]:
     """One tool message a response; the name is written inside it, else it is the call's."""
-    for body in HERMES_RESULT.findall(text) or [text]:
+    for body in re.findall(r"<tool_response>(.*?)</tool_response>", text, re.S) or [text]:
         try:
             value = json.loads(body)
         except (ValueError, RecursionError):
@@ -190,15 +182,16 @@ def hermes_results(text: str, pending: list[ToolCall]) -> Iterator[Message]:
 def glaive(row: Json) -> Dialog:
     """One `chat` text of turns with `<functioncall>` inside, function JSON in the `system` text."""
     turns, name = [], ""
-    _, *parts = GLAIVE_TURN.split(row["chat"])
+    _, *parts = re.split(r"(?m)^\s*(USER|ASSISTANT|FUNCTION RESPONSE): ?", row["chat"])
     for speaker, body in zip(parts[::2], parts[1::2], strict=True):
         text = body.replace("<|endoftext|>", "").strip()
         if speaker == "FUNCTION RESPONSE":
             turns.append(Message("tool", text, name=name))
-        elif speaker == "ASSISTANT" and (match := GLAIVE_CALL.search(text)):
+        elif speaker == "ASSISTANT" and "<functioncall>" in text:
+            thought, _, body = text.partition("<functioncall>")
             # the arguments are JSON inside single quotes, so the whole is not JSON until unquoted
-            call = shapes.call_from(GLAIVE_ARGUMENTS.sub(r"\1\2\3", match[1].strip()))
-            turns.append(Message("assistant", text[: match.start()].strip(), (call,)))
+            call = shapes.call_from(GLAIVE_ARGUMENTS.sub(r"\1\2\3", body.strip()))
+            turns.append(Message("assistant", thought.strip(), (call,)))
             name = call.name
         else:
             turns.append(Message("user" if speaker == "USER" else "assistant", text))

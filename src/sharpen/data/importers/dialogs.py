@@ -23,29 +23,23 @@ from sharpen.records import read_json
 from sharpen.types import Dialog, Json, Message, Role, Task, ToolCall, ToolSpec
 
 APIBANK: dict[str, Role] = {"User": "user", "AI": "assistant"}
-SIGNATURE = re.compile(r"(\w+): (\w+)")
-COMPARISON = re.compile(r"api\.(\w+)\((.*)\)$", re.S)
 OPERATOR = {"type": "object", "properties": {"op": {"type": "string"}, "value": {}}}
 OPERATOR |= {"required": ["op", "value"]}
 TOLD = ("reason_for_call", "known_info", "unknown_info", "task_instructions")
 POLICIES = ("policy.md", "policy.txt", "main_policy.md", "main_policy.txt")
 LABELS = "Question|ActionPath|Thought|Action Input|Action|Observation|Final Answer"
 STEP = re.compile(rf"^[ \t]*({LABELS})[ \t]*\d*[ \t]*:", re.M)
-QUESTION = re.compile(r"^[ \t]*Question[ \t]*:", re.M)
-BRACKETS = re.compile(r"([\w.-]+)\[(.*)\]\.?$", re.S)
-EXPLAINED = re.compile(r"^\(\d+\) (\w+)\[(\w+)\]: *(.*)$", re.M)
-ONE_OF = re.compile(r"one of \[([^\]]+)\]")
 
 
 def apibank_tools(path: Path) -> Tools:
     tools = {}
     for record in read_file(shapes.beside(path, "all_apis.csv", "data/all_apis.csv")):
-        name, text = record.value["类名"], record.value["api_info"]
+        name, text, signature = itemgetter("类名", "api_info", "input_parameters")(record.value)
+        # without a description, the signature `(image: str)` is all there is
+        info: Json = {"input_parameters": dict(re.findall(r"(\w+): (\w+)", signature))}
         if "=" in text:
             lines: Any = ast.parse(text).body
-            info: Json = {line.targets[0].id: ast.literal_eval(line.value) for line in lines}
-        else:  # no description: the signature `(image: str)` is all there is
-            info = {"input_parameters": dict(SIGNATURE.findall(record.value["input_parameters"]))}
+            info = {line.targets[0].id: ast.literal_eval(line.value) for line in lines}
         fields = shapes.parameters(info["input_parameters"])
         tools[name] = ToolSpec(name, info.get("description", ""), fields)
     return tools
@@ -141,7 +135,7 @@ def star_tool(name: str, api: Json) -> ToolSpec:
 def star_argument(text: Any, spec: ToolSpec, name: str) -> Any:
     if not isinstance(text, str) or text in ("", "null"):
         return text or None
-    if match := COMPARISON.match(text):
+    if match := re.match(r"(?s)api\.(\w+)\((.*)\)$", text):
         if not match[2]:
             return None
         value = shapes.literal(f"[{match[2]}]" if match[1] == "is_one_of" else match[2])
@@ -238,7 +232,7 @@ def react_logs(path: Path) -> Iterator[Record]:
             yield record
             continue
         file, text = record.where.rsplit(":", 1)[0], record.value
-        starts = [match.start() for match in QUESTION.finditer(text)]
+        starts = [match.start() for match in re.finditer(r"(?m)^[ \t]*Question[ \t]*:", text)]
         for at, end in zip(starts, [*starts[1:], len(text)], strict=False):
             line = 1 + text.count("\n", 0, at)
             yield Record(f"{file}:{line}", {"header": text[: starts[0]], "text": text[at:end]})
@@ -250,10 +244,11 @@ def react_tools(header: str, used: list[tuple[str, Any]]) -> Tools:
     """What the header explains; else the names it lists, or that the log uses, with the inputs that
     the log gives them."""
     found = {}
-    for name, parameter, text in EXPLAINED.findall(header):
+    for name, parameter, text in re.findall(r"(?m)^\(\d+\) (\w+)\[(\w+)\]: *(.*)$", header):
         fields = {"properties": {parameter: {"type": "string"}}, "required": [parameter]}
         found[name] = ToolSpec(name, text.strip(), {"type": "object"} | fields)
-    names = [n.strip() for names in ONE_OF.findall(header) for n in names.split(",")]
+    lists = re.findall(r"one of \[([^\]]+)\]", header)
+    names = [name.strip() for names in lists for name in names.split(",")]
     for name in names or ([] if found else [n for n, _ in used if n != "Finish"]):
         line = re.search(rf"^{re.escape(name)}(?:\(.*?\))?: *(.+)$", header, re.M)
         given = [value for n, value in used if n == name]
@@ -268,7 +263,7 @@ def react_actions(steps: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
     for (label, text), (follows, given) in zip(steps, [*steps[1:], ("", "")], strict=False):
         if label != "Action":
             continue
-        if follows != "Action Input" and (match := BRACKETS.match(text)):
+        if follows != "Action Input" and (match := re.match(r"(?s)([\w.-]+)\[(.*)\]\.?$", text)):
             yield match[1], match[2]
             continue
         plain = follows == "Action Input" and re.fullmatch(r"[\w .-]+", text)

@@ -30,10 +30,6 @@ GORILLA_REQUEST = re.compile(
     r"""(?:\#*\s*|\{['"]?)Instruction['"]?:\s*(.+?)(?:,\s*['"]?Output['"]?:|\n\#*\s*Output:|$)""",
     re.S,
 )
-MCP_TOOL = re.compile(r"^\s*\d+\.\s*(\S+)", re.M)
-PLAN_NODE = re.compile(r"^(\d+)[:.] ?(.*)$", re.M)
-PLAN_EDGE = re.compile(r"\((START|\d+), ?(END|\d+)\)", re.I)
-PLAN_TOOLS = re.compile(r"The api list you can use: (\[.*\])", re.S)
 DECISIONS = {"direct": "answer", "tool_call": "call"}
 DECISIONS |= {"request_for_info": "ask", "cannot_answer": "refuse"}
 
@@ -209,7 +205,8 @@ def livemcp(row: Json) -> Noun:
     if "messages" in row:
         metadata |= {"task_success": row.get("task_success")}
         return Dialog(said(row["messages"]), id=row["task_id"], metadata=metadata)
-    gold = {"answers": [row["answers"]], "tools": MCP_TOOL.findall(notes["Tools"])}
+    tools = re.findall(r"(?m)^\s*\d+\.\s*(\S+)", notes["Tools"])
+    gold = {"answers": [row["answers"]], "tools": tools}
     return Task(row["task_id"], row["Question"], (), gold, "mcp", metadata=metadata)
 
 
@@ -217,8 +214,8 @@ def plan(text: str) -> Json:
     """`Node:` and `Edge:` text. START and END are left out: they are the nodes that nothing
     precedes or follows."""
     head, _, tail = text.partition("\nEdge")
-    nodes = {number: task.strip() for number, task in PLAN_NODE.findall(head)}
-    found = PLAN_EDGE.findall(tail or text)
+    nodes = {number: task.strip() for number, task in re.findall(r"(?m)^(\d+)[:.] ?(.*)$", head)}
+    found = re.findall(r"(?i)\((START|\d+), ?(END|\d+)\)", tail or text)
     require(nodes and found, "no graph in the answer")
     edges = [(a, b) for a, b in found if a.isdigit() and b.isdigit()]
     for number in (number for edge in edges for number in edge):
@@ -232,13 +229,13 @@ def plan(text: str) -> Json:
 @importer(lambda row: "content" in row["conversations"][0] and row["target"] == "graph")
 def worfbench(row: Json) -> Task:
     *context, request, answer = said(row["conversations"])
-    match, gold = PLAN_TOOLS.search(request.content), plan(answer.content)
-    tools, source = tools_from(match and match[1]), {"source": row["source"]}
+    match = re.search(r"(?s)The api list you can use: (\[.*\])", request.content)
+    tools, gold = tools_from(match and match[1]), plan(answer.content)
+    source = {"source": row["source"]}
     return Task(row["id"], request.content, tools, gold, "planning", "", tuple(context), source)
 
 
 def part(row: Json, name: str) -> Any:
-    """`task_…` or `tool_…`, as a list or as its JSON text."""
     value = row.get(f"task_{name}", row.get(f"tool_{name}", []))
     return shapes.literal(value) if isinstance(value, str) else value
 
