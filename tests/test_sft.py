@@ -147,6 +147,13 @@ def test_a_coreset_is_trained_on_alone(pico_folder, data, tmp_path, capsys):
     rows = AgentSFTTrainer(settings, tmp_path).prepare_datasets()
     assert len(rows.rows) == 8 and rows.total == 2
     assert "coreset (hybrid): 8 of 24 rows" in capsys.readouterr().out
+    gradient = {"coreset_strategy": "gradient", "dev_data": str(data)}
+    rows = AgentSFTTrainer(settings.model_copy(update=gradient), tmp_path).prepare_datasets()
+    assert len(rows.rows) == 8
+    with pytest.raises(SharpenError, match="dev_data says what to be useful for"):
+        AgentSFTTrainer(
+            settings.model_copy(update={"coreset_strategy": "gradient"}), tmp_path
+        ).prepare_datasets()
     easy_first = settings.model_copy(update={"coreset_strategy": "curriculum"})
     rows = AgentSFTTrainer(easy_first, tmp_path).prepare_datasets()
     taken = [row.id for step in range(2) for row in rows.step_rows(step)]

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from sharpen.data.sources import read_rows
+from sharpen.data.sources import read_dialogs, read_rows
 from sharpen.render import Renderer
 from sharpen.rows import dialog_from_row
 from sharpen.train.batching import epoch_order
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sharpen.data.replay import OnlineContinualLearner
     from sharpen.train.scoring import ModelScorer
 
+T = TypeVar("T")
 FOCUS = {
     "tool_format_understanding": ("tool_selection", "tool_retrieval"),
     "basic_planning_structure": ("multi_step_planning",),
@@ -45,6 +46,21 @@ class Phase:
             self.orders = {epoch: epoch_order(kinds, seed, epoch, weights)}
         return self.orders[epoch]
 
+    def chosen(self, step: int, count: int, seed: int, weights: dict[str, float]) -> list[int]:
+        """The rows of one step: epochs of weighted random order, laid end to end."""
+        places = [divmod(at, len(self.rows)) for at in range(step * count, (step + 1) * count)]
+        return [self.order(epoch, seed, weights)[offset] for epoch, offset in places]
+
+
+def within(limit: int, rows: Sequence[tuple[int, T]], source: str) -> list[T]:
+    """Those rows (length, row) that fit; the others are counted, never cut."""
+    fitting = [row for length, row in rows if length <= limit]
+    if len(fitting) < len(rows):
+        left_out = f"{len(rows) - len(fitting)} of {len(rows)} rows left out"
+        longest = max(length for length, _ in rows)
+        print(f"{source}: {left_out}, over max_length ({limit} tokens; longest {longest})")
+    return fitting
+
 
 class TrainingRows:
     """The phases of a run: the warm-up if there is one, then the data, or the rounds of a
@@ -63,19 +79,15 @@ class TrainingRows:
         self.total = config.max_steps or sum(phase.steps for phase in self.phases)
 
     def step_rows(self, step: int) -> list[Datum]:
-        """The rows of one step: epochs of weighted random order, laid end to end."""
         phases = iter(self.phases)
         phase = next(phases)
         for following in phases:
             if step < phase.steps:
                 break
             step, phase = step - phase.steps, following
-        start, chosen = step * self.per_step, []
-        for position in range(start, start + self.per_step):
-            epoch, offset = divmod(position, len(phase.rows))
-            order = phase.order(epoch, self.config.seed, self.config.task_weights)
-            chosen.append(phase.rows[order[offset]])
-        return chosen
+        config = self.config
+        chosen = phase.chosen(step, self.per_step, config.seed, config.task_weights)
+        return [phase.rows[index] for index in chosen]
 
     def phase(self, rows: list[Datum], epochs: int) -> Phase:
         ordered = self.config.use_coreset_selection and "curriculum" in self.config.coreset_strategy
@@ -146,11 +158,7 @@ class TrainingRows:
         if self.config.use_coreset_selection and source != self.config.dev_data:
             dialogs = self.coreset(dialogs)
         datums = list(self.renderer.render(dialogs))
-        fitting = [d for d in datums if len(d.ids) <= limit]
-        if len(fitting) < len(datums):
-            longest = max(len(d.ids) for d in datums)
-            left_out = f"{len(datums) - len(fitting)} of {len(datums)} rows left out"
-            print(f"{source}: {left_out}, over max_length ({limit} tokens; longest {longest})")
+        fitting = within(limit, [(len(d.ids), d) for d in datums], source)
         if not fitting and not pieces:
             raise SharpenError(
                 f"{source}: no row to train on (of {len(datums)}; max_length {limit})"
@@ -161,11 +169,20 @@ class TrainingRows:
         from sharpen.data.coreset import CoresetSelector
 
         config = self.config
+        scorer, influence = self.scorer(), None
+        if config.coreset_strategy == "gradient":
+            from sharpen.train.gradients import GradientInfluence
+
+            if not config.dev_data:
+                raise SharpenError("coreset_strategy=gradient: dev_data says what to be useful for")
+            target = list(read_dialogs(config.dev_data))
+            influence = GradientInfluence(scorer.model, self.renderer, target)
         selector = CoresetSelector(
             config.coreset_strategy,
             config.coreset_target_size,
-            scorer=self.scorer(),
+            scorer=scorer,
             seed=config.seed,
+            influence=influence,
         )
         chosen = selector.select(dialogs)
         print(f"coreset ({config.coreset_strategy}): {len(chosen)} of {len(dialogs)} rows")

@@ -18,13 +18,12 @@ import torch
 from sharpen.train.config import LearnerConfig
 from sharpen.types import SharpenError
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-
 
 class Alone:
     """One process: nothing to share."""
 
     rank, world = 0, 1
+    resumable = True
 
     def wrap(self, core: Any) -> Any:
         return core
@@ -138,7 +137,10 @@ class Sharded(Several):
 
 
 class Zero(Several):
-    """DeepSpeed's ZeRO, which clips and steps by itself."""
+    """DeepSpeed's ZeRO, which clips and steps by itself, and whose state is in its own hands: such
+    a run keeps no checkpoints."""
+
+    resumable = False
 
     def __init__(self, stage: int, config: LearnerConfig):
         try:
@@ -184,26 +186,6 @@ class Zero(Several):
 
         whole = safe_get_full_fp32_param(tensor)
         return (tensor if whole is None else whole).detach()
-
-    def moments(self, optimizer: Any, parameter: Any) -> dict[str, torch.Tensor]:
-        from deepspeed.utils import safe_get_full_optimizer_state
-
-        found = {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
-        steps = [torch.as_tensor(s["step"]) for s in optimizer.optimizer.state.values()]
-        return {"step": steps[0], **found} if steps else {}
-
-    def restore(
-        self, optimizer: Any, parameter: Any, weight: torch.Tensor, moments: dict[str, Any]
-    ) -> None:
-        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
-
-        safe_set_full_fp32_param(parameter, weight)
-        if not getattr(parameter, "ds_id", None):
-            parameter.copy_(weight)  # stages below 3 hold a working copy beside the one they step
-        for key in MOMENTS:
-            safe_set_full_optimizer_state(parameter, moments[key], key)
-        for state in optimizer.optimizer.state.values():
-            state["step"] = moments["step"].clone()
 
 
 def processes(config: LearnerConfig) -> Alone:

@@ -63,6 +63,8 @@ class TrainingRun:
         if self.first:
             self.folder = RunFolder(self.path, self.config)
             rewind(self.folder, learner.steps_done)
+            if not learner.processes.resumable:
+                print(f"parallel={learner.config.parallel}: no checkpoints, a stop is an end")
             if learner.steps_done:
                 print(f"continuing behind step {learner.steps_done} of {learner.total_steps}")
             flops = flops_per_token(learner.model)
@@ -78,7 +80,8 @@ class TrainingRun:
             self.folder.log(row)
             self.trackers.log(row)
         number = self.learner.processes.agreed(self.stop.number)
-        if step % self.config.save_steps == 0 or last or number:
+        due = step % self.config.save_steps == 0 or last or number
+        if due and self.learner.processes.resumable:
             folder = self.path / "checkpoints"
             save_checkpoint(folder, self.learner, state, self.config.keep_checkpoints)
         if self.first:
