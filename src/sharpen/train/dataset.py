@@ -97,7 +97,8 @@ class TrainingRows:
         """All rows as one round; a stream's rounds are its sources, or its task types, each with
         rows of earlier rounds mixed in."""
         config = self.config
-        sources = [self.rendered(name) for name in config.train_data.split(",")]
+        select = config.use_coreset_selection
+        sources = [self.rendered(name, select) for name in config.train_data.split(",")]
         if not config.use_online_continual:
             return [[row for rows in sources for row in rows]]
         if len(sources) == 1:
@@ -145,7 +146,7 @@ class TrainingRows:
         chance = random.Random(f"warmup:{self.config.seed}")
         return chance.sample(found, min(wanted.samples, len(found)))
 
-    def rendered(self, source: str) -> list[Datum]:
+    def rendered(self, source: str, select: bool = False) -> list[Datum]:
         """Dialogs and plain texts of a source. Rows over max_length are counted and left out, never
         cut; a plain text is trained on whole, in pieces."""
         limit = self.config.max_length
@@ -155,7 +156,7 @@ class TrainingRows:
                 pieces += self.renderer.plain(row.value["text"], row.where, limit)
             else:
                 dialogs.append(dialog_from_row(row.value, row.where))
-        if self.config.use_coreset_selection and source != self.config.dev_data:
+        if select:
             dialogs = self.coreset(dialogs)
         datums = list(self.renderer.render(dialogs))
         fitting = within(limit, [(len(d.ids), d) for d in datums], source)
