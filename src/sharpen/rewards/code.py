@@ -17,14 +17,13 @@ from sharpen.sandbox import Sandbox
 from sharpen.types import Json, RowError
 
 PEER = Path(__file__).with_name("code_peer.py").read_text("utf-8")
-FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
 def fenced(text: str, *languages: str) -> list[str]:
     """Fenced blocks in one of the languages, or those that name none."""
-    blocks = [(match[1].lower(), match[2]) for match in FENCE.finditer(text)]
-    named = [body for language, body in blocks if language in languages]
-    return named or [body for language, body in blocks if not language]
+    blocks = [part.partition("\n") for part in text.split("```")[1::2]]
+    named = [body for head, _, body in blocks if head.strip().lower() in languages]
+    return named or [body for head, _, body in blocks if not head.strip()]
 
 
 def code_in(text: str, names: Sequence[str]) -> str:

@@ -14,9 +14,9 @@ from fractions import Fraction
 from sharpen.sandbox import Limits, Worker, plain_worker
 from sharpen.types import SharpenError
 
-MAX_ANSWER, MAX_NUMBER = 2000, 200  # characters
+MAX_ANSWER, MAX_NUMBER, MAX_TAIL = 2000, 200, 1 << 14  # characters
 CUE = re.compile(
-    r"(?:答案|结果|(?i:\banswer)\b)[^\n:：=是为]{0,40}?(?:[:：=是为]|(?i:\bis\b))[\s:：=]*([^\n]*)"
+    r"(?:答案|结果|(?i:\banswer)\b)[^\n:：=是为]{0,40}?(?:[:：=是为]|等于|(?i:\bis\b))[\s:：=]*([^\n]*)"
 )
 SENTENCE_END = re.compile(r"[。；;]|\.(?=\s|$)")
 WORDS = re.compile(r"[一-鿿]|[A-Za-z]{3}")
@@ -45,20 +45,24 @@ for line in open(3, "rb", closefd=False):
 """
 
 
+def spoken(text: str) -> str:
+    """A response without its thoughts; one that never left them says nothing."""
+    rest = text.rpartition("</think>")[2]
+    return "" if "<think>" in rest else rest
+
+
 def final_answer(text: str) -> str | None:
     """What a response gives as its result: the last box, `<answer>`, `####`, or "the answer is";
-    None when it names none. Thoughts do not count, nor does an answer that never left them."""
-    text = text.rpartition("</think>")[2]
-    if "<think>" in text:
-        return None
+    None when it names none."""
+    text = spoken(text)
     marked = boxed(text)
     for opening, closing in (("<answer>", "</answer>"), ("####", "\n")):
         if marked is None and opening in text:
             marked = text.rpartition(opening)[2].partition(closing)[0]
     if marked is None:
-        cues = [match[1] for match in CUE.finditer(text) if match[1].strip(" *")]
+        cues = [match[1] for match in CUE.finditer(text[-MAX_TAIL:]) if match[1].strip(" *")]
         marked = SENTENCE_END.split(cues[-1])[0] if cues else ""
-    return marked.strip()[:MAX_ANSWER] or None
+    return marked.strip(" \n\t*`")[:MAX_ANSWER] or None
 
 
 def boxed(text: str) -> str | None:
@@ -77,8 +81,7 @@ def math_answer(text: str) -> str | None:
     found = final_answer(text)
     if found and ("\\" in found or plain_number(found) or not WORDS.search(found)):
         return found
-    rest = text.rpartition("</think>")[2]
-    numbers = NUMBER.findall(found or ("" if "<think>" in rest else rest))
+    numbers = NUMBER.findall(found or spoken(text))
     return numbers[-1] if numbers else found
 
 

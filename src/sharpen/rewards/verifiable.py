@@ -20,7 +20,14 @@ from typing import Any
 
 from sharpen.config import one_line
 from sharpen.rewards.code import code_in, fenced, problems, read_tests
-from sharpen.rewards.math import MathJudge, final_answer, math_answer, plain_number, same_number
+from sharpen.rewards.math import (
+    MathJudge,
+    final_answer,
+    math_answer,
+    plain_number,
+    same_number,
+    spoken,
+)
 from sharpen.sandbox import Limits, Sandbox
 from sharpen.tools import complaints, validator_for
 from sharpen.types import Json, RowError, Score, Task, Trajectory
@@ -28,7 +35,8 @@ from sharpen.types import Json, RowError, Score, Task, Trajectory
 MAX_RESPONSE = 1 << 17  # characters; of a longer one the end counts
 CORRECTNESS, FORMAT = 0.9, 0.1
 STEP = re.compile(r"第[一二三四五六七八九十\d]+步|步骤\s*\d|\b[Ss]tep\s+\d")
-PUNCTUATION = re.compile(r"[\s.,;:!?\"'`*_()\[\]{}、。，；：！？“”‘’「」《》…]+|\b(?:the|an?)\b")
+PUNCTUATION = re.compile(r"[\s.,;:!?\"'`*_()\[\]{}、。，；：！？“”‘’「」《》…]+")
+ARTICLE = re.compile(r"\b(?:the|an?)\s+")
 LETTER = re.compile(r"(?<![A-Za-z])([A-J])(?![A-Za-z'])")
 LIST_MARK = re.compile(r"[,，、;；\n]|\band\b|和")
 SQL_LIMITS = Limits(output_kb=4096)
@@ -112,7 +120,7 @@ class VerifiableRewardCalculator(contextlib.AbstractContextManager):
 
     def judged(self, kind: str, response: Any, gold: Json, where: str) -> Score:
         text = response[-MAX_RESPONSE:] if isinstance(response, str) else ""
-        answer = text.rpartition("</think>")[2]
+        answer = spoken(text)
         right, wrong = 0.0, "empty"
         try:
             if answer.strip():
@@ -248,7 +256,8 @@ def form_of(kind: str, text: str) -> float:
 
 def folded(text: str) -> str:
     """Text without case, punctuation, articles and blanks; full-width letters as plain ones."""
-    return PUNCTUATION.sub("", unicodedata.normalize("NFKC", text).casefold()).strip("-•")
+    plain = ARTICLE.sub("", unicodedata.normalize("NFKC", text).casefold())
+    return PUNCTUATION.sub("", plain).strip("-•")
 
 
 def same_text(wanted: str, found: str) -> bool:
