@@ -21,7 +21,7 @@ from typing import Any
 from sharpen.data.check import Noun, structure
 from sharpen.data.importers import chat, dialogs, tasks  # noqa: F401 - they fill FORMATS
 from sharpen.data.importers.shapes import FORMATS, Importer
-from sharpen.data.reading import Reader, Record
+from sharpen.data.reading import Record, read_records
 from sharpen.records import atomic_write, dump_row
 from sharpen.rows import dialog_to_row, preference_to_row, task_to_row
 from sharpen.types import Dialog, Json, Preference, RowError, SharpenError, Task
@@ -45,10 +45,11 @@ def find(path: Path) -> Importer:
     """The importer whose format most of the first records have; none or several is an error."""
 
     @cache
-    def sample(read: Reader) -> list[Any]:
-        return [record.value for record in islice(read(path), 5) if not record.problem]
+    def sample(names: str, split: Any) -> list[Any]:
+        first = islice(read_records(path, names, split), 5)
+        return [record.value for record in first if not record.problem]
 
-    hits = {name: sum(map(f.recognises, sample(f.read))) for name, f in FORMATS.items()}
+    hits = {n: sum(map(f.recognises, sample(f.names, f.split))) for n, f in FORMATS.items()}
     best = [name for name, count in hits.items() if count and count == max(hits.values())]
     if len(best) == 1:
         return FORMATS[best[0]]
@@ -80,8 +81,9 @@ def import_file(
     except SHAPE_ERRORS as error:
         raise SharpenError(f"{path}: a file beside it is not {name}'s: {fault(error)}") from None
     report = ImportReport(importer.name)
+    records = read_records(path, importer.names, importer.split)
     with atomic_write(out) as good, atomic_write(quarantine_of(out)) as bad:
-        for report.read, record in enumerate(islice(importer.read(path), limit), 1):
+        for report.read, record in enumerate(islice(records, limit), 1):
             try:
                 good.write(converted(importer, record, side))
             except RowError as error:

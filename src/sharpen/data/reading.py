@@ -15,7 +15,6 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -39,25 +38,21 @@ class Record:
     problem: str = ""
 
 
-Reader = Callable[[Path], Iterator[Record]]
+Split = Callable[[Iterator[Record], Path], Iterator[Record]]
 
 
-def read_records(path: Path, pattern: str = "") -> Iterator[Record]:
-    """Every record of a file, or of all data files below a folder whose names match."""
-    for file in data_files(path, pattern):
-        yield from read_file(file)
+def read_records(path: Path, names: str = "", split: Split | None = None) -> Iterator[Record]:
+    """Every record of a file, or of all data files below a folder whose names match; `split` makes
+    others of a file's records."""
+    for file in data_files(path, names):
+        yield from split(read_file(file), file) if split else read_file(file)
 
 
-def below(pattern: str) -> Reader:
-    """For formats whose folder also holds other files."""
-    return partial(read_records, pattern=pattern)
-
-
-def within(parts: Callable[[Any], Iterable[Any]]) -> Reader:
+def within(parts: Callable[[Any], Iterable[Any]]) -> Split:
     """For formats whose records hold several: `parts` lists them, and fails for other records."""
 
-    def read(path: Path) -> Iterator[Record]:
-        for record in read_records(path):
+    def split(records: Iterator[Record], file: Path) -> Iterator[Record]:
+        for record in records:
             try:
                 inner = list(parts(record.value))
             except (KeyError, TypeError, AttributeError):
@@ -66,10 +61,10 @@ def within(parts: Callable[[Any], Iterable[Any]]) -> Reader:
             for number, value in enumerate(inner, 1):
                 yield Record(f"{record.where}#{number}", value)
 
-    return read
+    return split
 
 
-def data_files(path: Path, pattern: str = "") -> list[Path]:
+def data_files(path: Path, names: str) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -77,7 +72,7 @@ def data_files(path: Path, pattern: str = "") -> list[Path]:
     found = sorted(f for f in path.rglob("*") if DATA_FILE.match(f.name) and f.is_file())
     if not found:
         raise SharpenError(f"{path}: no data file below this folder")
-    return [file for file in found if re.search(pattern, file.name)]
+    return [file for file in found if re.search(names, file.name)]
 
 
 def read_file(path: Path) -> Iterator[Record]:

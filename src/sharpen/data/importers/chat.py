@@ -14,7 +14,7 @@ from typing import Any
 
 from sharpen.data.check import Noun
 from sharpen.data.importers import shapes
-from sharpen.data.importers.shapes import has, importer, require
+from sharpen.data.importers.shapes import Importer, has, require
 from sharpen.types import Dialog, Json, Message, Preference, RowError, ToolCall, ToolSpec
 
 SPEAKERS = {
@@ -85,7 +85,7 @@ def fields(row: Json, *known: str) -> Json:
     }
 
 
-@importer(lambda row: "role" in row["messages"][0] and not NOT_OPENAI & set(row))
+@Importer(lambda row: "role" in row["messages"][0] and not NOT_OPENAI & set(row))
 def openai(row: Json) -> Dialog:
     common, kind = fields(row, "messages", "task_type"), row.get("task_type") or ""
     return Dialog(said(row["messages"]), task_type=kind, **common)
@@ -99,7 +99,7 @@ def pair_or_dialog(row: Json, prompt: tuple[Message, ...], answer: Any, *known: 
     return Dialog(prompt + answer, **common)
 
 
-@importer(lambda row: "value" in row["conversations"][0] and not is_hermes(row))
+@Importer(lambda row: "value" in row["conversations"][0] and not is_hermes(row))
 def sharegpt(row: Json) -> Noun:
     for turn in row["conversations"]:
         text = turn.get("value", turn.get("content"))
@@ -114,7 +114,7 @@ def is_alpaca(row: Json) -> bool:
     return answered and "**Available Tools**" not in row["instruction"] and "gold" not in row
 
 
-@importer(is_alpaca)
+@Importer(is_alpaca)
 def alpaca(row: Json) -> Noun:
     prompt = [Message("system", row["system"])] if row.get("system") else []
     for request, answered in row.get("history") or []:
@@ -131,7 +131,7 @@ def is_hermes(row: Json) -> bool:
     return any("<tools>" in t or "<tool_call>" in t for t in texts if isinstance(t, str))
 
 
-@importer(is_hermes)
+@Importer(is_hermes)
 def hermes(row: Json) -> Dialog:
     """Tools, calls and results are text between tags."""
     common = fields(row, "conversations", "messages")
@@ -178,7 +178,7 @@ def hermes_results(text: str, pending: list[ToolCall]) -> Iterator[Message]:
         yield Message("tool", shapes.as_text(value), name=name)
 
 
-@importer(has("system chat"))
+@Importer(has("system chat"))
 def glaive(row: Json) -> Dialog:
     """One `chat` text of turns with `<functioncall>` inside, function JSON in the `system` text."""
     turns, name = [], ""
@@ -212,7 +212,7 @@ def is_preference(row: Json) -> bool:
     return any(set(pair) <= set(row) for pair in PAIRS) and not other & set(row)
 
 
-@importer(is_preference)
+@Importer(is_preference)
 def preference(row: Json) -> Preference:
     keys = next((pair for pair in PAIRS if pair[0] in row), PAIRS[0])
     chosen, rejected = (said(row[key], "assistant") for key in keys)
@@ -228,7 +228,7 @@ def preference(row: Json) -> Preference:
     return Preference(prompt, chosen, rejected, **scores, **common)
 
 
-@importer(lambda row: isinstance(row["label"], bool) and {"messages", "completion"} & set(row))
+@Importer(lambda row: isinstance(row["label"], bool) and {"messages", "completion"} & set(row))
 def kto(row: Json) -> Dialog:
     """An unpaired verdict is a dialog whose `metadata.label` says whether it is good."""
     label = row["label"]
@@ -240,7 +240,7 @@ def kto(row: Json) -> Dialog:
     return Dialog(turns, **fields(row, "messages", "prompt", "completion"))
 
 
-@importer(has("pos_answer neg_answer"))
+@Importer(has("pos_answer neg_answer"))
 def themis(row: Json) -> Preference:
     """The tool traces that tell the two answers apart are metadata."""
     sides = {"chosen": row["pos_answer"], "rejected": row["neg_answer"]}

@@ -17,8 +17,8 @@ from typing import Any
 
 from sharpen.data.importers import shapes
 from sharpen.data.importers.chat import message, said
-from sharpen.data.importers.shapes import Tools, has, importer, require
-from sharpen.data.reading import Record, below, data_files, read_file, read_records, within
+from sharpen.data.importers.shapes import Importer, Tools, has, require
+from sharpen.data.reading import Record, read_file, within
 from sharpen.records import read_json
 from sharpen.types import Dialog, Json, Message, Role, Task, ToolCall, ToolSpec
 
@@ -45,21 +45,19 @@ def apibank_tools(path: Path) -> Tools:
     return tools
 
 
-def apibank_files(path: Path) -> Iterator[Record]:
+def whole(records: Iterator[Record], file: Path) -> Iterator[Record]:
     """One record a file: the list of its turns."""
-    for file in data_files(path, r"\.jsonl$"):
-        found = read_file(file)
-        first = next(found, Record("", problem="empty file"))
-        if not first.problem and not has("role")(first.value):
-            yield Record(first.where, problem="not a turn of an API-Bank dialog")
-            continue
-        turns = [first, *found]
-        problem = next((f"{r.where} {r.problem}".strip() for r in turns if r.problem), "")
-        raw = file.read_bytes() if problem else b""
-        yield Record(f"{file}:1", [r.value for r in turns], raw, problem)
+    first = next(records, Record("", problem="empty file"))
+    if not first.problem and not has("role")(first.value):
+        yield Record(first.where, problem="not a turn of an API-Bank dialog")
+        return
+    turns = [first, *records]
+    problem = next((f"{r.where} {r.problem}".strip() for r in turns if r.problem), "")
+    raw = file.read_bytes() if problem else b""
+    yield Record(f"{file}:1", [r.value for r in turns], raw, problem)
 
 
-@importer(lambda turns: turns[0]["role"] in APIBANK, apibank_files, apibank_tools, placed=True)
+@Importer(lambda turns: turns[0]["role"] in APIBANK, r"\.jsonl$", apibank_tools, whole, placed=True)
 def apibank(turns: list[Json], where: str, tools: Tools) -> Dialog:
     messages, used = [], []
     for turn in turns:
@@ -95,7 +93,7 @@ def sgd_tool(service: Json, intent: Json) -> ToolSpec:
     return ToolSpec(f"{service['service_name']}_{intent['name']}", intent["description"], shape)
 
 
-@importer(has("dialogue_id turns services"), below("dialogues"), sgd_tools)
+@Importer(has("dialogue_id turns services"), "dialogues", sgd_tools)
 def sgd(row: Json, known: dict[str, list[ToolSpec]]) -> Dialog:
     """A frame's `service_call` and `service_results` are call and answer; a REQUEST act is a place
     where the assistant asks."""
@@ -145,7 +143,7 @@ def star_argument(text: Any, spec: ToolSpec, name: str) -> Any:
     return text if bare else shapes.literal(text)  # codes such as 0314 are written without quotes
 
 
-@importer(has("Events Scenario"), below("dialog"), star_tools)
+@Importer(has("Events Scenario"), "dialog", star_tools)
 def star(row: Json, known: Tools) -> Dialog:
     """The wizard's queries are the calls, the knowledge base's items the answers. Drafts and stage
     directions are left out, and so are dialogs (59 of 512) whose user left before any answer."""
@@ -173,14 +171,14 @@ def star(row: Json, known: Tools) -> Dialog:
     return Dialog(shapes.joined(messages), tools, id=str(row["DialogueID"]), metadata=metadata)
 
 
-@importer(has("user_id actions outputs"))
+@Importer(has("user_id actions outputs"))
 def tau_tasks(row: Json) -> Task:
     gold = {"actions": shapes.gold_calls(row["actions"]), "outputs": row["outputs"]}
     metadata = {"user_id": row["user_id"], "simulated_user": True}
     return Task("", row["instruction"], (), gold, "tau", metadata=metadata)
 
 
-@importer(has("traj reward|messages_display"))
+@Importer(has("traj reward|messages_display"))
 def tau_runs(row: Json) -> Dialog:
     """The few-shot text (`messages_display`) holds no calls, so all of it is kept apart."""
     display = "the text prints calls as None: import the JSON runs instead"
@@ -197,7 +195,7 @@ def policy(path: Path) -> tuple[Message, ...]:
     return tuple(Message("system", file.read_text(encoding="utf-8")) for file in found[:1])
 
 
-@importer(has("user_scenario evaluation_criteria"), below("^tasks"), policy)
+@Importer(has("user_scenario evaluation_criteria"), "^tasks", policy)
 def tau2_tasks(row: Json, context: tuple[Message, ...]) -> Task:
     told = row["user_scenario"]["instructions"]
     if isinstance(told, dict):
@@ -207,7 +205,7 @@ def tau2_tasks(row: Json, context: tuple[Message, ...]) -> Task:
     return Task(row["id"], told, (), row["evaluation_criteria"], "tau2", "", context, metadata)
 
 
-@importer(has("task_id reward_info messages"), within(itemgetter("simulations")))
+@Importer(has("task_id reward_info messages"), split=within(itemgetter("simulations")))
 def tau2_runs(row: Json) -> Dialog:
     """The assistant's side: what the simulated user does with its own tools is not shown to it."""
     asked = [m for m in row["messages"] if m["role"] == "user"]
@@ -225,13 +223,12 @@ def tau2_runs(row: Json) -> Dialog:
     return Dialog(tuple(turns), id=str(row["id"]), metadata=metadata)
 
 
-def react_logs(path: Path) -> Iterator[Record]:
+def react_logs(records: Iterator[Record], file: Path) -> Iterator[Record]:
     """A text file gives one record a question, with the text before the first as its header."""
-    for record in read_records(path):
-        if record.problem or not isinstance(record.value, str):
+    for record in records:
+        if record.problem or not isinstance(text := record.value, str):
             yield record
             continue
-        file, text = record.where.rsplit(":", 1)[0], record.value
         starts = [match.start() for match in re.finditer(r"(?m)^[ \t]*Question[ \t]*:", text)]
         for at, end in zip(starts, [*starts[1:], len(text)], strict=False):
             line = 1 + text.count("\n", 0, at)
@@ -280,7 +277,7 @@ def is_react(row: Json) -> bool:
     return "Question:" in text and re.search(r"^Action *\d*:", text, re.M) is not None
 
 
-@importer(is_react, react_logs)
+@Importer(is_react, split=react_logs)
 def react(row: Json) -> Dialog:
     """The log stands in a text file, `prompt` or `text`; `Finish[…]` is the answer. A log with an
     action that cannot be read is kept apart whole."""

@@ -9,14 +9,14 @@ import marshal
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import add, mul, sub, truediv
 from pathlib import Path
 from typing import Any
 
 from sharpen.data.check import Noun
-from sharpen.data.reading import Reader, read_file, read_records
+from sharpen.data.reading import Split, read_file
 from sharpen.types import Json, Message, RowError, SharpenError, Task, ToolCall, ToolSpec
 
 KINDS = {
@@ -31,22 +31,28 @@ KINDS = {
 TYPES = {name: kind for kind, names in KINDS.items() for name in names.split()}
 GENERIC = re.compile(r"(\w+)\s*(?:[\[(<]|\bof\b)\s*(.+?)[\])>]?$")
 Tools = dict[str, ToolSpec]
-Detect = Callable[[Any], object]
 FIELDS = ("parameters", "inputSchema", "input_schema", "query_parameters")
 SIGNS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Importer:
-    """One format. `side` loads what the data set keeps beside its rows (tools, answers) once;
-    `convert` gets it with every record, and before it, if `placed`, where the record stands."""
+    """One format, and the decorator that makes it of a converter. `names` are its files in a
+    folder. `side` loads what stands beside the rows (tools, answers) once; `convert` gets it with
+    every record, and before it, if `placed`, where the record is."""
 
-    name: str
-    detect: Detect
-    convert: Callable[..., Noun]
-    read: Reader
-    side: Callable[[Path], Any] | None
-    placed: bool
+    detect: Callable[[Any], object]
+    names: str = ""
+    side: Callable[[Path], Any] | None = None
+    split: Split | None = None
+    placed: bool = False
+    name: str = ""
+    convert: Any = None
+
+    def __call__(self, convert: Callable[..., Noun]) -> Any:
+        name = convert.__name__
+        FORMATS[name] = replace(self, name=name, convert=convert)
+        return convert
 
     def recognises(self, value: Any) -> bool:
         try:
@@ -56,19 +62,6 @@ class Importer:
 
 
 FORMATS: dict[str, Importer] = {}
-
-
-def importer(
-    detect: Detect, read: Reader = read_records, side: Any = None, placed: bool = False
-) -> Callable[[Any], Any]:
-    """Registers a converter as the format of its name."""
-
-    def register(convert: Any) -> Any:
-        name = convert.__name__
-        FORMATS[name] = Importer(name, detect, convert, read, side, placed)
-        return convert
-
-    return register
 
 
 def has(fields: str) -> Callable[[Any], bool]:

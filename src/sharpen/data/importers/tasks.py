@@ -21,8 +21,8 @@ from typing import Any
 from sharpen.data.check import Noun
 from sharpen.data.importers import shapes
 from sharpen.data.importers.chat import said
-from sharpen.data.importers.shapes import Tools, has, importer, require, task, tools_from
-from sharpen.data.reading import below, read_file, within
+from sharpen.data.importers.shapes import Importer, Tools, has, require, task, tools_from
+from sharpen.data.reading import read_file, within
 from sharpen.types import Dialog, Json, Message, Preference, SharpenError, Task, ToolSpec
 
 ALPACA_FIELDS = re.compile(r"\s*Parameters: (\{.*?\})\s*(?:\nOutput:|$)", re.S)
@@ -64,7 +64,7 @@ def bfcl_gold(row: Json, answers: Json) -> tuple[str, Json]:
     return "calls", {"calls": calls, "match": "allowed"}
 
 
-@importer(lambda row: row["id"] and isinstance(row["question"], list), below("^BFCL"), bfcl_answers)
+@Importer(lambda row: row["id"] and isinstance(row["question"], list), "^BFCL", bfcl_answers)
 def bfcl(row: Json, answers: Json) -> Task:
     turns = row["question"] if isinstance(row["question"][0], list) else [row["question"]]
     kind, gold = bfcl_gold(row, answers)
@@ -77,7 +77,7 @@ def bfcl(row: Json, answers: Json) -> Task:
     return Task(row["id"], request.content, tools, gold, kind, "", tuple(context), metadata)
 
 
-@importer(has("query calling"), below("dev|test|train"), shapes.catalogue("tool.jsonl"))
+@Importer(has("query calling"), "dev|test|train", shapes.catalogue("tool.jsonl"))
 def sealtools(row: Json, tools: Tools) -> Task:
     made = [(c["api"], c["parameters"], c.get("responses", [])) for c in row["calling"]]
     calls = [{"name": name, "arguments": given, "responses": out} for name, given, out in made]
@@ -102,7 +102,7 @@ def best(options: list[ToolSpec], arguments: Json) -> ToolSpec:
     return min(options, key=lambda tool: len(set(arguments) - set(tool.parameters["properties"])))
 
 
-@importer(lambda row: row["input"] and row["output"][0]["name"], below("data"), nestful_tools)
+@Importer(lambda row: row["input"] and row["output"][0]["name"], "data", nestful_tools)
 def nestful(row: Json, known: dict[str, list[ToolSpec]]) -> Task:
     """The final `var_result` is the gold's `result`. About six in a hundred visible rows call a
     function that is not listed; `data check` names them."""
@@ -115,14 +115,14 @@ def nestful(row: Json, known: dict[str, list[ToolSpec]]) -> Task:
     return Task("", row["input"], offered, {"calls": calls, "result": result}, "calls")
 
 
-@importer(has("Query Tool"), below("query|clean"), shapes.catalogue("plugin_des.json"))
+@Importer(has("Query Tool"), "query|clean", shapes.catalogue("plugin_des.json"))
 def metatool(row: Json, tools: Tools) -> Task:
     right = shapes.listed([row["Tool"]], tools, "plugin_des.json")
     offered = shapes.candidates(right, tools, row["Query"])
     return Task("", row["Query"], offered, {"tools": [row["Tool"]]}, "selection")
 
 
-@importer(has("answer_generation tree"), below(r"^\d+_.*\.json"), placed=True)
+@Importer(has("answer_generation tree"), r"^\d+_.*\.json", placed=True)
 def toolbench(tree: Json, where: str) -> Dialog:
     """A tree without `train_messages` (13% of the visible ones) found no path that counts."""
     found = tree["answer_generation"]
@@ -146,7 +146,7 @@ def toolbench_tool(api: Json) -> ToolSpec:
     return ToolSpec(api_name(api["tool_name"], api["api_name"]), text, shape)
 
 
-@importer(has("query query_id"))
+@Importer(has("query query_id"))
 def toolbench_queries(row: Json) -> Task:
     tools = tuple(toolbench_tool(api) for api in row.get("api_list") or [])
     right = [api_name(*pair) for pair in row.get("relevant APIs") or []]
@@ -168,7 +168,7 @@ def alpaca_tool(name: str, text: str) -> ToolSpec:
     return ToolSpec(name, text.split("\nParameters:")[0].strip(), shapes.parameters(fields))
 
 
-@importer(has("api case"), within(alpaca_cases), placed=True)
+@Importer(has("api case"), split=within(alpaca_cases), placed=True)
 def toolalpaca(row: Json, where: str) -> Noun:
     api, case, described = row["api"], row["case"], row["described"].items()
     tools = tuple(alpaca_tool(name, text) for name, text in described if name != "components")
@@ -188,7 +188,7 @@ def toolalpaca(row: Json, where: str) -> Noun:
     return Dialog(tuple(turns), tools, id=row_id, metadata=metadata)
 
 
-@importer(has("code api_call api_data"))
+@Importer(has("code api_call api_data"))
 def gorilla(row: Json) -> Task:
     requests = GORILLA_REQUEST.findall(row["code"])
     require(requests, "code: no instruction in it")
@@ -197,7 +197,7 @@ def gorilla(row: Json) -> Task:
     return task("api_call", request, gold, provider=row["provider"], api=api)
 
 
-@importer(lambda row: {"Question", "Annotator Metadata"} <= set(row))
+@Importer(lambda row: {"Question", "Annotator Metadata"} <= set(row))
 def livemcp(row: Json) -> Noun:
     """Rows that also hold a run (`messages`) become dialogs with `metadata.task_success`."""
     notes = row["Annotator Metadata"]
@@ -226,7 +226,7 @@ def plan(text: str) -> Json:
     }
 
 
-@importer(lambda row: "content" in row["conversations"][0] and row["target"] == "graph")
+@Importer(lambda row: "content" in row["conversations"][0] and row["target"] == "graph")
 def worfbench(row: Json) -> Task:
     *context, request, answer = said(row["conversations"])
     match = re.search(r"(?s)The api list you can use: (\[.*\])", request.content)
@@ -243,7 +243,7 @@ def part(row: Json, name: str) -> Any:
 TASKBENCH_TOOLS = shapes.catalogue("tool_desc.json", "data/ultratool/tool_desc.json")
 
 
-@importer(has("task_nodes|tool_nodes"), below(r"jsonl?$"), TASKBENCH_TOOLS)
+@Importer(has("task_nodes|tool_nodes"), r"jsonl?$", TASKBENCH_TOOLS)
 def taskbench(row: Json, tools: Tools) -> Task:
     nodes, names = part(row, "nodes"), [node["task"] for node in part(row, "nodes")]
     right = shapes.listed(names, tools, "tool_desc.json")
@@ -262,7 +262,7 @@ def taskbench(row: Json, tools: Tools) -> Task:
     return task("planning", request, gold, id=row["id"], tools=offered, **extra)
 
 
-@importer(lambda row: set(row) == {"question", "answer"} and "####" in row["answer"])
+@Importer(lambda row: set(row) == {"question", "answer"} and "####" in row["answer"])
 def gsm8k(row: Json) -> Task:
     solution, mark, answer = row["answer"].rpartition("####")
     require(mark and answer.strip(), "answer: no '#### result'")
@@ -270,7 +270,7 @@ def gsm8k(row: Json) -> Task:
     return task("math", row["question"], gold, solution=solution.strip())
 
 
-@importer(has("question options rationale"))
+@Importer(has("question options rationale"))
 def aqua(row: Json) -> Task:
     letters, correct = [option[:1] for option in row["options"]], row["correct"]
     require(correct in letters, f"correct: {correct!r} is none of the options")
@@ -278,7 +278,7 @@ def aqua(row: Json) -> Task:
     return task("choice", request, {"answer": correct}, solution=row["rationale"])
 
 
-@importer(has("Body Question Equation"))
+@Importer(has("Body Question Equation"))
 def svamp(row: Json) -> Task:
     value, extra = float(row["Answer"]), {"equation": row["Equation"], "type": row.get("Type", "")}
     gold = {"answer": str(int(value)) if value.is_integer() else str(value)}
@@ -286,7 +286,7 @@ def svamp(row: Json) -> Task:
     return task("math", request, gold, id=row["ID"], **extra)
 
 
-@importer(has("task_id code test_list"))
+@Importer(has("task_id code test_list"))
 def mbpp(row: Json) -> Task:
     require(row["test_list"], "test_list: empty")
     setup = row.get("test_setup_code") or "\n".join(row.get("test_imports") or [])
@@ -295,20 +295,20 @@ def mbpp(row: Json) -> Task:
     return task("code", request, gold, id=f"mbpp-{row['task_id']}", **extra)
 
 
-@importer(has("task_id entry_point test"))
+@Importer(has("task_id entry_point test"))
 def humaneval(row: Json) -> Task:
     check = f"{row['test']}\ncheck({row['entry_point']})"
     gold = {"tests": [check], "setup": row["prompt"], "entry_point": row["entry_point"]}
     return task("code", row["prompt"], gold, id=row["task_id"], code=row["canonical_solution"])
 
 
-@importer(has("db query gold"))
+@Importer(has("db query gold"))
 def intercode_sql(row: Json) -> Task:
     gold, level = {"sql": row["gold"], "database": row["db"]}, row["hardness"]
     return task("sql", row["query"], gold, difficulty=level, tables=row.get("db_tables"))
 
 
-@importer(has("description label table"))
+@Importer(has("description label table"))
 def dbbench(row: Json) -> Task:
     """Gold is the answer: the reference queries are unreliable."""
     request = "\n".join(t for t in (row["description"], row.get("add_description")) if t)
@@ -317,7 +317,7 @@ def dbbench(row: Json) -> Task:
     return task("sql", request, gold, type=row["type"], table=row["table"], sql=row.get("sql"))
 
 
-@importer(has("_id question supporting_facts"))
+@Importer(has("_id question supporting_facts"))
 def hotpotqa(row: Json) -> Task:
     documents = [{"title": t, "text": "".join(lines)} for t, lines in row.get("context") or []]
     gold = {"answers": [row["answer"]], "support": row["supporting_facts"]}
@@ -326,19 +326,19 @@ def hotpotqa(row: Json) -> Task:
     return task("qa", row["question"], gold, id=row["_id"], difficulty=level, **extra)
 
 
-@importer(lambda row: set(row) - {"branch"} == {"id", "question", "answer"})
+@Importer(lambda row: set(row) - {"branch"} == {"id", "question", "answer"})
 def llmcompiler(row: Json) -> Task:
     gold, extra = {"answers": [str(row["answer"])]}, shapes.picked(row, "branch")
     return task("qa", row["question"].strip(), gold, id=row["id"], **extra)
 
 
-@importer(has("prompt expected_number"))
+@Importer(has("prompt expected_number"))
 def longeval(row: Json) -> Task:
     extra = shapes.picked(row, "num_lines", "token_size", "random_idx")
     return task("retrieval", row["prompt"], {"answers": [str(row["expected_number"])]}, **extra)
 
 
-@importer(has("ordered_kv_records key"))
+@Importer(has("ordered_kv_records key"))
 def kv_retrieval(row: Json) -> Task:
     records, sought = row["ordered_kv_records"], [row["key"], row["value"]]
     require(sought in records, "the key is not among the records")
@@ -348,7 +348,7 @@ def kv_retrieval(row: Json) -> Task:
     return task("retrieval", request, {"answers": [row["value"]]}, **extra)
 
 
-@importer(has("task vague missing_details"))
+@Importer(has("task vague missing_details"))
 def in3(row: Json) -> Task:
     vague = row["vague"]
     require(isinstance(vague, bool), f"vague: expected true or false, found {vague!r}")
@@ -356,7 +356,7 @@ def in3(row: Json) -> Task:
     return task("timing", row["task"], gold, category=row["category"], thought=row["thought"])
 
 
-@importer(has("correct_answer answers tools|chosen_response"))
+@Importer(has("correct_answer answers tools|chosen_response"))
 def when2call(row: Json) -> Noun:
     tools = tools_from(row["tools"])
     if "chosen_response" in row:
