@@ -17,6 +17,7 @@ from sharpen.train.config import AgentSFTConfig, LearnerConfig
 from sharpen.train.display import Display, flops_per_token
 from sharpen.train.learner import Learner
 from sharpen.train.sft import AgentSFTTrainer, token_mean
+from sharpen.train.trackers import Trackers
 from sharpen.types import Datum, RowError, SharpenError
 
 KINDS = ("tool_selection", "multi_step_planning", "timing_decision")
@@ -197,6 +198,23 @@ def test_tensorboard_has_every_step(pico_folder, data, tmp_path):
     assert [e.step for e in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
     found = [e.value for e in events.Scalars("loss")]
     np.testing.assert_allclose(found, [row["loss"] for row in metrics(tmp_path / "run")], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_services_take_the_rows(tmp_path, monkeypatch, name):
+    pytest.importorskip(name, exc_type=ImportError)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    with Trackers([name], tmp_path, {"seed": 0}) as trackers:
+        trackers.log({"step": 1, "loss": 2.0, "skipped": False})
+    assert any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+def test_a_tracker_that_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SharpenError, match="report_to: wandb is not installed; pip install wandb"):
+        Trackers(["wandb"], tmp_path, {})
 
 
 def test_the_display_says_loss_speed_memory_and_time(pico_folder, capsys):
