@@ -1,9 +1,13 @@
-"""How fast rewards are: `python benchmarks/rewards.py agent [--tasks N] [--group N]`.
+"""How fast rewards are: `python benchmarks/rewards.py agent [--tasks N] [--group N]`, or
+`verifiable [--items N] [--workers N]`.
 
 `agent` scores gold trajectories of benchmark tasks and mutations of them. `plain` compares calls
 alone; `executed` runs them in the tool world, in groups of samples of one task as in GRPO; `fresh`
 forgets every episode before each pass, so that gold is executed too. Seconds are the processor's,
 and the best of some passes counts: what disturbs them only makes them slower.
+
+`verifiable` scores responses with plain numbers, with LaTeX that math-verify has to read, and with
+programs that have three tests each. Items a second by the clock, on `workers` processes.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from dataclasses import replace
 from sharpen.calls import compact_json
 from sharpen.data.sources import read_tasks
 from sharpen.rewards.agent import AgentRewardModel
+from sharpen.rewards.verifiable import VerifiableRewardCalculator
 from sharpen.types import Message, Task, ToolCall, Trajectory, Turn
 from sharpen.world import gold, state
 from sharpen.world.gold import gold_trajectory
@@ -86,6 +91,36 @@ def agent(options: argparse.Namespace) -> None:
     print(compact_json(figures | {"tasks": len(tasks), "group": options.group}))
 
 
+def verifiable(options: argparse.Namespace) -> None:
+    numbers = [(f"... so she pays {n} dollars.\n#### {n}", str(n)) for n in range(options.items)]
+    formulas = [
+        (f"\\boxed{{\\frac{{\\sqrt{{{n}}}}}{{2}}}}", f"\\sqrt{{{n}}}/2")
+        for n in range(options.items)
+    ]
+    tests = [f"assert add({n}, 2) == {n + 2}" for n in range(3)]
+    programs = [(f"```python\ndef add(a, b):\n    return a + b + 0 * {n}\n```", tests)
+                for n in range(options.items // 4)]  # fmt: skip
+    figures: dict[str, float] = {}
+    for name, kind, rows in (
+        ("numbers", "math", numbers),
+        ("latex", "math", formulas),
+        ("code", "code", programs),
+    ):
+        with VerifiableRewardCalculator(kind, workers=options.workers) as reward:
+            responses, truths = zip(*rows, strict=True)
+            questions = [""] * len(rows)
+            reward.calculate_rewards(questions[:8], responses[:8], truths[:8])  # everything is up
+            passes = []
+            for _ in range(PASSES):
+                started = time.perf_counter()
+                found = reward.calculate_rewards(questions, responses, truths)
+                passes.append(time.perf_counter() - started)
+            assert all(each["components"]["correctness"] == 1 for each in found)
+            figures[name] = round(len(rows) / min(passes), 1)
+            print(f"{name}: {figures[name]:,.0f} items a second")
+    print(compact_json(figures | {"items": options.items, "workers": options.workers}))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True)
@@ -94,6 +129,10 @@ def main() -> None:
     verb.add_argument("--tasks", type=int, default=500)
     verb.add_argument("--group", type=int, default=8)
     verb.set_defaults(run=agent)
+    verb = commands.add_parser("verifiable", help="mathematics and code")
+    verb.add_argument("--items", type=int, default=400)
+    verb.add_argument("--workers", type=int, default=2)
+    verb.set_defaults(run=verifiable)
     options = parser.parse_args()
     options.run(options)
 

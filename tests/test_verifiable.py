@@ -138,7 +138,11 @@ def test_spec_interface(calculator):
         ("\\boxed{3} and \\boxed{4", "3"),
         ("reasoning 1 2 3\n#### 1,000\n", "1,000"),
         ("<answer> 42 </answer> or 43", "42"),
-        ("5 - 3 = 2", "2"),
+        ("so we get 5 - 3 = 2", "2"),
+        ("so we get \\frac{3}{4}", "\\frac{3}{4}"),
+        ("the ratio is 3/4", "3/4"),
+        ("x^2 + 1", "x^2 + 1"),
+        ("\\sqrt{2}\\text{ cm}", "\\sqrt{2}\\text{ cm}"),
         ("it is 5-3", "3"),
         ("from 10 to -4", "-4"),
         ("<think>the answer is 4</think> The answer is 5", "5"),
@@ -180,6 +184,9 @@ def test_final_answers(text, answer):
         ("3\\times10^5", "300000"),
         ("x = 5", "5"),
         ("3+4i", "4i+3"),
+        ("2", "5 - 3 = 2"),
+        ("\\text{Monday}", "Monday"),
+        ("\\sqrt{2}\\text{ cm}", "\\sqrt2"),
     ],
 )
 def test_equal_answers(calculator, gold, answer):

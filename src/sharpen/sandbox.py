@@ -25,6 +25,7 @@ import tempfile
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ class Worker:
 
     def __init__(self, program: Sequence[str], folder: str, env: Mapping[str, str], uid: int = 0):
         self.folder, pipe = folder, subprocess.PIPE
+        self.remove = weakref.finalize(self, shutil.rmtree, folder or "/nonexistent", True)
         self.channel, theirs = socket.socketpair()
         filters, end = os.pipe()  # bwrap reads its filter from a file
         os.write(end, FILTER)
@@ -182,8 +184,7 @@ class Worker:
         for file in self.files:
             if file:
                 file.close()
-        if self.folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        self.remove()
 
 
 def plain_worker(paths: Sequence[str]) -> Worker:
@@ -210,12 +211,12 @@ class Sandbox(contextlib.AbstractContextManager):
         if workers < 1 or mode not in ("bubblewrap", "subprocess"):
             raise SharpenError(f"sandbox: {workers} workers in mode {mode!r}")
         if mode == "subprocess":
-            text = "sandbox: subprocess mode does not keep code from files, network or processes"
-            warnings.warn(text, stacklevel=2)
+            warnings.warn(
+                "sandbox: subprocess mode does not keep code from files or network", stacklevel=2
+            )
         elif not shutil.which("bwrap"):
-            fix = "as root: make system, or apt-get install bubblewrap"
-            weaker = "mode='subprocess' does without, and is weaker"
-            raise SharpenError(f"sandbox: bubblewrap is not here; {fix}; {weaker}")
+            fix = "as root: make system, or apt-get install bubblewrap; mode='subprocess' is weaker"
+            raise SharpenError(f"sandbox: bubblewrap is not here; {fix}")
         self.workers, self.limits, self.mode = workers, limits or Limits(), mode
         self.paths, self.closed = [os.path.realpath(path) for path in paths], False
         self.slots = threading.BoundedSemaphore(workers)

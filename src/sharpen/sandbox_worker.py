@@ -12,20 +12,12 @@ CHANNEL = 3  # where a snippet that talks finds its channel
 
 
 def reap_until(child: int) -> None:
-    """Wait for the child, whatever else dies, and report its end; the container dies with this
-    process, which takes the kernel longer."""
+    """Report the child's end at once; the container, which dies with this process, takes longer."""
     while True:
         pid, status = os.wait()
         if pid == child:
             os.write(CHANNEL, b"%d\n" % os.waitstatus_to_exitcode(status))
             os._exit(0)
-
-
-def become(uid: int) -> None:
-    """From root to a user that nobody else is."""
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
 
 
 def set_dumpable(value: int) -> None:
@@ -39,10 +31,7 @@ def take(size: int) -> bytes:
     """So many bytes of the channel and no more: what follows is the snippet's."""
     received = b""
     while len(received) < size:
-        piece = os.read(CHANNEL, size - len(received))
-        if not piece:
-            os._exit(0)  # the pool closed
-        received += piece
+        received += os.read(CHANNEL, size - len(received)) or os._exit(0)  # the pool closed
     return received
 
 
@@ -85,8 +74,10 @@ def main(uid: int, channel: int) -> None:
         if not uid:
             set_dumpable(0)  # the snippet has the same user, and must not get at its guard
         reap_until(child)
-    if uid:
-        become(uid)
+    if uid:  # from root to a user that nobody else is
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
         set_dumpable(1)  # lost by the change of user, and /dev/stdin with it
     os.closerange(CHANNEL + 1, 64)
     os.write(CHANNEL, b"\n")

@@ -1,5 +1,5 @@
-"""Verify mathematics: find the final answer in a response, compare plain numbers at once, and leave
-the rest to math-verify in processes that can be killed, for it hangs on a tower of powers."""
+"""Verify answers: find the final one in a response, compare plain numbers and texts at once, leave
+other mathematics to math-verify, in processes that can be killed: it hangs on a tower of powers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,22 @@ MAX_ANSWER, MAX_NUMBER, MAX_TAIL = 2000, 200, 1 << 14  # characters
 CUE = re.compile(
     r"(?:答案|结果|(?i:\banswer)\b)[^\n:：=是为]{0,40}?(?:[:：=是为]|等于|(?i:\bis\b))[\s:：=]*([^\n]*)"
 )
+PUNCTUATION = re.compile(r"[\s.,;:!?\"'`*_()\[\]{}、。，；：！？“”‘’「」《》…]+")
+ARTICLE = re.compile(r"\b(?:the|an?)\s+")
 SENTENCE_END = re.compile(r"[。；;]|\.(?=\s|$)")
-WORDS = re.compile(r"[一-鿿]|[A-Za-z]{3}")
+WORDS = re.compile(r"[一-鿿\n]|(?<![\\A-Za-z])[A-Za-z]{2}")
 DIGITS = r"(?:\d{1,3}(?:,\d{3}){1,20}(?!\d)|\d{1,400})(?:\.\d{1,400})?|\.\d{1,400}"
-NUMBER = re.compile(rf"(?<![\w)])[-+]?(?:{DIGITS})|(?:{DIGITS})")
+NUMBER = re.compile(
+    rf"\\[dt]?frac\{{\d+\}}\{{\d+\}}|(?:(?<![\w)])[-+])?(?:{DIGITS})(?:/(?:{DIGITS}))?"
+)
+LABEL = r"\\(?:text|mathrm|mbox|textbf)\{([^{}]*)\}"
 UNIT = r"%|[一-鿿].*|\s(?:[mgshLNJWVAKCF]|[^\W\d_]{2}[^\d\\^_{}=+*/,()]*)"  # `5 x` is no length
 FRACTION = rf"(?P<top>{DIGITS})?\s*/\s*(?P<below>{DIGITS})"
 PLAIN = re.compile(rf"([-+]?)(?P<whole>{DIGITS})?\s*(?:{FRACTION})?\s*?(?P<unit>{UNIT})?")
 SCALES = {"万": 10**4, "亿": 10**8, "million": 10**6, "billion": 10**9}
 DRESSING = (  # what does not change a number, and what takes its place
     (r"\\(?:left|right|displaystyle|[$!,;: ()\[\]])|[*$¥€£`°]|\\(?=%)|\^\s*\{?\\circ\}?", " "),
-    (r"\\(?:text|mathrm|mbox|textbf)\{([^{}]*)\}", r" \1"),
+    (LABEL, r" \1"),
     (r"\\[dt]?frac\{?(\d+)\}?\{?(\d+)\}?", r" \1/\2"),
     (r"\{,\}", ","),
     (r"^\s*[a-zA-Z]\s*=|\.\s*$", ""),
@@ -77,12 +82,15 @@ def boxed(text: str) -> str | None:
 
 
 def math_answer(text: str) -> str | None:
-    """The final answer, or the last number of it where it is a sentence, or of the whole text."""
-    found = final_answer(text)
-    if found and ("\\" in found or plain_number(found) or not WORDS.search(found)):
+    """The final answer, or the text itself where it is a formula; of sentences the last number."""
+    found = final_answer(text) or spoken(text).strip()
+    wordy = len(found) > MAX_NUMBER or WORDS.search(re.sub(LABEL, "", found))
+    if plain_number(found) or not wordy:
+        return found or None
+    if "\\" in found and final_answer(text):
         return found
-    numbers = NUMBER.findall(found or spoken(text))
-    return numbers[-1] if numbers else found
+    numbers = NUMBER.findall(found)
+    return numbers[-1] if numbers else final_answer(text)
 
 
 @functools.lru_cache(1 << 14)
@@ -119,6 +127,19 @@ def same_number(gold: tuple[Fraction, str], answer: tuple[Fraction, str]) -> boo
     values += [(a, b / 100)] if other == "%" != unit else []
     near = 0 if a.denominator == b.denominator == 1 else Fraction(1, 10**6)
     return any(abs(x - y) <= near * max(1, abs(x)) for x, y in values)
+
+
+def folded(text: str) -> str:
+    """Text without case, punctuation, articles and blanks; full-width letters as plain ones."""
+    plain = ARTICLE.sub("", unicodedata.normalize("NFKC", text).casefold())
+    return PUNCTUATION.sub("", plain).strip("-•")
+
+
+def same_text(wanted: str, found: str) -> bool:
+    first, second = plain_number(wanted), plain_number(found)
+    if first and second:
+        return same_number(first, second)
+    return folded(wanted) == folded(found) != ""
 
 
 class MathJudge:

@@ -12,7 +12,6 @@ import json
 import math
 import re
 import threading
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,14 +19,7 @@ from typing import Any
 
 from sharpen.config import one_line
 from sharpen.rewards.code import code_in, fenced, problems, read_tests
-from sharpen.rewards.math import (
-    MathJudge,
-    final_answer,
-    math_answer,
-    plain_number,
-    same_number,
-    spoken,
-)
+from sharpen.rewards.math import MathJudge, final_answer, folded, math_answer, same_text, spoken
 from sharpen.sandbox import Limits, Sandbox
 from sharpen.tools import complaints, validator_for
 from sharpen.types import Json, RowError, Score, Task, Trajectory
@@ -35,8 +27,6 @@ from sharpen.types import Json, RowError, Score, Task, Trajectory
 MAX_RESPONSE = 1 << 17  # characters; of a longer one the end counts
 CORRECTNESS, FORMAT = 0.9, 0.1
 STEP = re.compile(r"第[一二三四五六七八九十\d]+步|步骤\s*\d|\b[Ss]tep\s+\d")
-PUNCTUATION = re.compile(r"[\s.,;:!?\"'`*_()\[\]{}、。，；：！？“”‘’「」《》…]+")
-ARTICLE = re.compile(r"\b(?:the|an?)\s+")
 LETTER = re.compile(r"(?<![A-Za-z])([A-J])(?![A-Za-z'])")
 LIST_MARK = re.compile(r"[,，、;；\n]|\band\b|和")
 SQL_LIMITS = Limits(output_kb=4096)
@@ -70,36 +60,36 @@ class VerifiableRewardCalculator(contextlib.AbstractContextManager):
         end_state: Callable[[Task, Trajectory], float] | None = None,
     ):
         self.task_type, self.workers, self.end_state = known_kind(task_type, ""), workers, end_state
-        self.judge, self.lock, self.given, self.own = (
-            MathJudge(workers),
-            threading.Lock(),
-            sandbox,
-            None,
-        )
+        self.judge, self.lock = MathJudge(workers), threading.Lock()
+        self.given = self.pool = sandbox
 
     @property
     def sandbox(self) -> Sandbox:
         with self.lock:
-            self.own = self.own if self.own or self.given else Sandbox(self.workers)
-        found = self.given or self.own
-        assert found
-        return found
+            self.pool = self.pool or Sandbox(self.workers)
+            return self.pool
 
     def calculate_reward(self, question: str, response: str, ground_truth: Any) -> Json:
         """The reward of one response and its parts. The truth is text, a list or a task's gold."""
-        gold = ground_truth
-        if not isinstance(gold, dict):
-            gold = {GOLD_KEYS.get(self.task_type, "answers"): ground_truth}
-        score = self.judged(self.task_type, response, gold, question[:60])
+        gold = {GOLD_KEYS.get(self.task_type, "answers"): ground_truth}
+        gold = ground_truth if isinstance(ground_truth, dict) else gold
+        score = self.judged(self.task_type, response, gold, str(question)[:60])
         return {"total": score.value, "components": dict(score.parts)}
 
     def calculate_rewards(
         self, questions: Sequence[str], responses: Sequence[str], ground_truths: Sequence[Any]
     ) -> list[Json]:
         """`calculate_reward` of many, in parallel."""
-        rows = list(zip(questions, responses, ground_truths, strict=True))
+        return self.each(self.calculate_reward, questions, responses, ground_truths)
+
+    def score_many(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Score]:
+        """`score` of many, in parallel."""
+        return self.each(self.score, tasks, trajectories)
+
+    def each(self, function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
+        rows = list(zip(*columns, strict=True))
         with ThreadPoolExecutor(self.workers) as threads:
-            return list(threads.map(lambda row: self.calculate_reward(*row), rows))
+            return list(threads.map(lambda row: function(*row), rows))
 
     def score(self, task: Task, trajectory: Trajectory) -> Score:
         kind = known_kind(task.kind or self.task_type, task.id)
@@ -111,12 +101,6 @@ class VerifiableRewardCalculator(contextlib.AbstractContextManager):
         if not math.isfinite(value := float(self.end_state(task, trajectory))):
             raise RowError(task.id, f"end_state gave {value}")
         return Score(value, {"correctness": value})
-
-    def score_many(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Score]:
-        """`score` of many, in parallel."""
-        rows = list(zip(tasks, trajectories, strict=True))
-        with ThreadPoolExecutor(self.workers) as threads:
-            return list(threads.map(lambda row: self.score(*row), rows))
 
     def judged(self, kind: str, response: Any, gold: Json, where: str) -> Score:
         text = response[-MAX_RESPONSE:] if isinstance(response, str) else ""
@@ -133,8 +117,8 @@ class VerifiableRewardCalculator(contextlib.AbstractContextManager):
 
     def close(self) -> None:
         self.judge.close()
-        if self.own:
-            self.own.close()
+        if self.pool and not self.given:
+            self.pool.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -254,19 +238,6 @@ def form_of(kind: str, text: str) -> float:
     return 0.3 * thinks + 0.3 * bool(STEP.search(text)) + 0.4 * marked
 
 
-def folded(text: str) -> str:
-    """Text without case, punctuation, articles and blanks; full-width letters as plain ones."""
-    plain = ARTICLE.sub("", unicodedata.normalize("NFKC", text).casefold())
-    return PUNCTUATION.sub("", plain).strip("-•")
-
-
-def same_text(wanted: str, found: str) -> bool:
-    first, second = plain_number(wanted), plain_number(found)
-    if first and second:
-        return same_number(first, second)
-    return folded(wanted) == folded(found) != ""
-
-
 def is_ordered(query: str) -> bool:
     """Whether the outermost query has an ORDER BY."""
     query, before = re.sub(r"'[^']*'", "", query), ""
@@ -285,5 +256,7 @@ def same_rows(wanted: list[Any], found: list[Any], ordered: bool) -> bool:
 
 def canonical(value: Any) -> str:
     """One text a JSON value: key order does not matter, 2.0 is 2, true is not 1."""
-    numbers = {"parse_float": lambda text: int(float(text)) if text.endswith(".0") else float(text)}
-    return json.dumps(json.loads(json.dumps(value), **numbers), sort_keys=True)
+    plain = json.loads(
+        json.dumps(value), parse_float=lambda t: int(t[:-2]) if t[-2:] == ".0" else float(t)
+    )
+    return json.dumps(plain, sort_keys=True)
