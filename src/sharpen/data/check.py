@@ -136,20 +136,15 @@ def calls_of(noun: Any) -> Iterator[ToolCall]:
         for call in calls if isinstance(calls, list) else ():
             if not isinstance(call, dict) or not isinstance(call.get("name"), str):
                 raise RowError("", "gold.calls: expected objects with a name")
-            if not isinstance(call.get("arguments"), dict):
+            if not isinstance(given := call.get("arguments"), dict):
                 raise RowError("", "gold.calls: arguments: expected an object")
-            yield ToolCall(call["name"], allowed_first(call["arguments"], noun.gold.get("match")))
+            if noun.gold.get("match") == "allowed":  # the first value stands for all, "" for none
+                given = {k: v[0] if isinstance(v, list) and v else v for k, v in given.items()}
+                given = {k: v for k, v in given.items() if v != ""}
+            yield ToolCall(call["name"], given)
     elif not isinstance(noun, ToolSpec):
         for message in noun.messages if isinstance(noun, Dialog) else noun.chosen + noun.rejected:
             yield from message.tool_calls
-
-
-def allowed_first(given: Json, match: Any) -> Json:
-    """Where gold lists the values that count, the first stands for them; "" means left out."""
-    if match != "allowed":
-        return given
-    values = {k: v[0] if isinstance(v, list) and v else v for k, v in given.items()}
-    return {k: v for k, v in values.items() if v != ""}
 
 
 def refers(value: Any) -> bool:
@@ -194,20 +189,18 @@ def measure(path: Path) -> Json:
     shares = {name: counts[name] / max(rated, 1) for name in PER_ROW}
     shares |= {name: counts[name] / max(counts["calls"], 1) for name in PER_CALL}
     shares["described_tools"] = sum(described.values()) / max(len(described), 1)
+    checklist = []
+    for name, (bound, limit) in CHECKLIST.items():
+        passed = shares[name] >= limit if bound == "least" else shares[name] <= limit
+        line = {"name": name, "value": round(shares[name], 4), "passed": passed, bound: limit}
+        checklist.append(line)
     return {
         "path": str(path),
         "counts": dict(counts) | {"tools_listed": len(described), "tools_called": len(names)},
         "types": dict(types),
         "shares": {name: round(value, 4) for name, value in shares.items()},
-        "checklist": [verdict(name, shares[name]) for name in CHECKLIST],
+        "checklist": checklist,
     }
-
-
-def verdict(name: str, value: float) -> Json:
-    """One line of the checklist: a figure and what it must reach."""
-    bound, limit = CHECKLIST[name]
-    passed = value >= limit if bound == "least" else value <= limit
-    return {"name": name, "value": round(value, 4), "passed": passed, bound: limit}
 
 
 def count_calls(noun: Any, counts: Counter[str], names: set[str]) -> None:

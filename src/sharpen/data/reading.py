@@ -85,29 +85,26 @@ def read_file(path: Path) -> Iterator[Record]:
         if file.peek(2)[:2] == b"\x1f\x8b":
             opened = io.BufferedReader(gzip.GzipFile(fileobj=file))  # type: ignore[arg-type]
         try:
-            yield from records_of(opened, path)
+            kind = Path(path.name.removesuffix(".gz")).suffix
+            head = opened.peek(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+            if kind in (".txt", ".log"):
+                yield text_record(opened, path)
+            elif kind == ".csv":
+                yield from csv_records(opened, path)
+            elif head == b"[" and kind != ".jsonl":
+                yield from array_records(opened, path)
+            else:
+                yield from line_records(opened, path, kind)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             yield Record(str(path), problem=f"damaged gzip, the rest is unread: {error}")
 
 
-def records_of(file: Any, path: Path) -> Iterator[Record]:
-    kind = Path(path.name.removesuffix(".gz")).suffix
-    head = file.peek(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
-    if kind == ".csv":
-        return csv_records(file, path)
-    if kind in (".txt", ".log"):
-        return text_records(file, path)
-    if head == b"[" and kind != ".jsonl":
-        return array_records(file, path)
-    return line_records(file, path, kind)
-
-
-def text_records(file: IO[bytes], path: Path) -> Iterator[Record]:
+def text_record(file: IO[bytes], path: Path) -> Record:
     raw = file.read(MAX_DOCUMENT)
     try:
-        yield Record(f"{path}:1", raw.decode("utf-8-sig"))
+        return Record(f"{path}:1", raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        yield Record(f"{path}:1", raw=raw, problem=f"not UTF-8 at byte {error.start}")
+        return Record(f"{path}:1", raw=raw, problem=f"not UTF-8 at byte {error.start}")
 
 
 def line_records(file: IO[bytes], path: Path, kind: str) -> Iterator[Record]:
