@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
 import time
 
 import pytest
@@ -549,9 +552,16 @@ BAIT = ["1" * 300_000, "1," * 100_000, "1/" * 100_000, "答案" * 100_000, "\\bo
 BAIT += ["the answer " * 30_000 + "is", "```" * 60_000, " " * 300_000, "-" * 300_000, "{" * 200_000]
 BAIT += ["\\boxed{" + "{" * 200_000, "<think>" * 40_000, "\ud800", "\0", "，" * 200_000]
 BAIT += ["```python\n" + "(" * 100_000, "Step " * 60_000, "[1," * 70_000, "a, " * 100_000]
+BAIT += [
+    "\n" * 200_000,
+    "\t" * 200_000 + "x",
+    "步骤 " * 60_000,
+    "def " * 50_000,
+    "答案=\n" * 50_000,
+]
 
 
-@pytest.mark.parametrize("kind", [p for p in ANSWERABLE if p.values[0] != "set"])
+@pytest.mark.parametrize("kind", ANSWERABLE)
 def test_bait_is_bounded(calculator, kind):
     tasks = [Task("t", "?", gold=GOLD[kind][0], kind=kind)] * len(BAIT)
     started = time.monotonic()
@@ -579,3 +589,23 @@ def test_odd_responses(calculator):
     assert calculator.calculate_reward("", None, "1")["total"] == 0
     assert final_answer("x" * 10_000 + "\\boxed{" + "y" * 5000 + "}") is None
     assert plain_number("1" * 201) is None
+
+
+@needs_bwrap
+def test_whoever_forgets_to_close_leaves_nothing(tmp_path):
+    code = """
+from sharpen import VerifiableRewardCalculator
+reward = VerifiableRewardCalculator("code").calculate_reward
+assert reward("", "def f(x): return x", "assert f(1) == 1")["total"] > 0.9
+assert VerifiableRewardCalculator().calculate_reward("", "x + 1", "1 + x")["total"] >= 0.9
+"""
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_runs_inside_can_be_imported_outside():
+    """By whoever documents or walks the package: nothing runs on import."""
+    names = "sharpen.sandbox_worker", "sharpen.rewards.code_peer"
+    code = f"import {', '.join(names)}"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -86,4 +86,5 @@ def main(uid: int, channel: int) -> None:
     run(job["code"])
 
 
-main(*map(int, sys.argv[1:]))
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

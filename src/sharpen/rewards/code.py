@@ -30,9 +30,7 @@ def code_in(text: str, names: Sequence[str]) -> str:
     """The last block that defines a wanted name (others are examples), else the last, else the
     text itself."""
     blocks = fenced(text, "python", "py", "python3") or [text]
-    wanted = re.compile(
-        rf"^(?:def|class|async def)?\s*(?:{'|'.join(names) or '$'})\b", re.MULTILINE
-    )
+    wanted = re.compile(rf"(?m)^(?:def |class |async def )?[ \t]*(?:{'|'.join(names) or '$'})\b")
     return next((block for block in reversed(blocks) if wanted.search(block)), blocks[-1])
 
 
@@ -95,6 +93,7 @@ def problems(sandbox: Sandbox, code: str, tests: Tests) -> list[str]:
         sandbox.talk(f"{PEER}\ncandidate({code!r})") as answer,
         sandbox.talk(f"{PEER}\n{question}") as judge,
     ):
+        answer.start_clock(answer.limits)  # the judge's start does not count
         reason = (answer.receive() or b"it ended").decode("utf-8", "replace").strip('"')
         speaker, other = judge, answer
         while not reason and len(found) < len(tests.tests):

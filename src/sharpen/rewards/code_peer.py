@@ -143,5 +143,6 @@ def judge(setup: str, tests: list[str], names: list[str]) -> None:
         send({"verdict": problem or problem_of(test, space)})
 
 
-sys.set_int_max_str_digits(0)
-channel = open(3, "rb", closefd=False)  # noqa: SIM115 - as long as the process lives
+if __name__ == "__main__":
+    sys.set_int_max_str_digits(0)
+    channel = open(3, "rb", closefd=False)  # noqa: SIM115 - as long as the process lives

@@ -20,16 +20,15 @@ from typing import Any
 from sharpen.config import one_line
 from sharpen.rewards.code import code_in, fenced, problems, read_tests
 from sharpen.rewards.math import MathJudge, final_answer, folded, math_answer, same_text, spoken
-from sharpen.sandbox import Limits, Sandbox
+from sharpen.sandbox import Sandbox
 from sharpen.tools import complaints, validator_for
 from sharpen.types import Json, RowError, Score, Task, Trajectory
 
 MAX_RESPONSE = 1 << 17  # characters; of a longer one the end counts
-CORRECTNESS, FORMAT = 0.9, 0.1
+CORRECTNESS, FORMAT, MAX_ITEMS = 0.9, 0.1, 1000
 STEP = re.compile(r"第[一二三四五六七八九十\d]+步|步骤\s*\d|\b[Ss]tep\s+\d")
 LETTER = re.compile(r"(?<![A-Za-z])([A-J])(?![A-Za-z'])")
 LIST_MARK = re.compile(r"[,，、;；\n]|\band\b|和")
-SQL_LIMITS = Limits(output_kb=4096)
 SQL_RUNNER = """
 import json, sqlite3, sys
 job = json.load(sys.stdin)
@@ -151,7 +150,8 @@ def verify_sql(by: VerifiableRewardCalculator, text: str, gold: Json, where: str
     wanted = [] if "result" in gold else [needed(gold, "sql", where)]
     query = (fenced(text, "sql", "sqlite") or [text])[-1].strip()
     job = {"schema": needed(gold, "schema", where), "statements": [*wanted, query]}
-    result = by.sandbox.run(SQL_RUNNER, stdin=json.dumps(job), limits=SQL_LIMITS)
+    limits = by.sandbox.limits.model_copy(update={"output_kb": 4096})
+    result = by.sandbox.run(SQL_RUNNER, stdin=json.dumps(job), limits=limits)
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     right = gold["result"] if "result" in gold else next(iter(lines), result.stopped)
     if isinstance(right, str):
@@ -188,7 +188,7 @@ def verify_exact(by: VerifiableRewardCalculator, text: str, gold: Json, where: s
 
 def verify_set(by: VerifiableRewardCalculator, text: str, gold: Json, where: str) -> Verdict:
     found = (final_answer(text) or text).strip(" []{}\n")
-    items = [item for item in LIST_MARK.split(found) if folded(item)]
+    items = [item for item in LIST_MARK.split(found, MAX_ITEMS) if folded(item)]
     wanted = answers_of(gold, where)
     missing = [each for each in wanted if not any(same_text(each, item) for item in items)]
     extra = [item for item in items if not any(same_text(each, item) for each in wanted)]
