@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharpen.data.generate.starter import starter_dialogs, starter_task
-from sharpen.evals.evaluator import evaluate_turns
+from sharpen.evals.evaluator import evaluate
 from sharpen.evals.intervals import figure, wilson
 from sharpen.render import Renderer
 from sharpen.rewards.calls import CallReward, call_problems, equal_value, same_calls
@@ -47,8 +47,8 @@ def test_gold_is_right_and_empty_is_wrong(pico_tokenizer):
     tasks = [starter_task(d) for d in dialogs]
     gold = Scripted(pico_tokenizer, {d.id: d.messages[1] for d in dialogs})
     empty = Scripted(pico_tokenizer, {d.id: Message("assistant", "Hello.") for d in dialogs})
-    assert evaluate_turns(gold, tasks, CallReward(), Sampling()).figures["exact_call"].mean == 1.0
-    lost = evaluate_turns(empty, tasks, CallReward(), Sampling())
+    assert evaluate(gold, tasks, CallReward(), Sampling()).figures["exact_call"].mean == 1.0
+    lost = evaluate(empty, tasks, CallReward(), Sampling())
     assert {m: lost.figures[m].mean for m in ("valid_call", "right_tool", "exact_call")} == {
         "valid_call": 0.0, "right_tool": 0.0, "exact_call": 0.0
     }  # fmt: skip
@@ -61,7 +61,7 @@ def test_a_random_choice_of_tool_is_near_chance(pico_tokenizer):
         d.id: Message("assistant", "", (ToolCall(d.tools[i % 3].name, {}),))
         for i, d in enumerate(dialogs)
     }
-    found = evaluate_turns(
+    found = evaluate(
         Scripted(pico_tokenizer, answers),
         [starter_task(d) for d in dialogs],
         CallReward(),
@@ -73,7 +73,7 @@ def test_a_random_choice_of_tool_is_near_chance(pico_tokenizer):
 
 def test_no_tasks_is_an_error(pico_tokenizer):
     with pytest.raises(SharpenError, match="no tasks"):
-        evaluate_turns(Scripted(pico_tokenizer, {}), [], CallReward(), Sampling())
+        evaluate(Scripted(pico_tokenizer, {}), [], CallReward(), Sampling())
 
 
 SPEC = ToolSpec(

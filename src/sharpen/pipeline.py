@@ -26,6 +26,7 @@ from sharpen.records import (
     write_json,
     write_jsonl,
 )
+from sharpen.rewards.compose import RewardConfig
 from sharpen.rows import dialog_from_row, dialog_to_row, task_from_row, task_to_row
 from sharpen.train.config import AgentSFTConfig
 from sharpen.types import Json, Sampling, SharpenError
@@ -65,7 +66,8 @@ class RenderStage(StageConfig):
 
 
 class EvaluateStage(StageConfig):
-    """Let the model answer tasks once and measure its calls."""
+    """Let the model do tasks and measure it: by its calls in one answer, or by any `reward` (a
+    name, `file.py:function`, or a block) in any `env` (`toolworld` or `file.py:Class`)."""
 
     stage: Literal["evaluate"]
     model: str
@@ -73,6 +75,9 @@ class EvaluateStage(StageConfig):
     max_tokens: int = Field(128, ge=1)
     batch_size: int = Field(32, ge=1)
     template: str = "auto"
+    reward: str | RewardConfig = ""
+    env: str = ""
+    max_turns: int = Field(8, ge=1)
 
 
 class SftStage(StageConfig):
@@ -260,10 +265,12 @@ def run_sft(stage: SftStage, context: Context) -> Json:
 def run_evaluate(stage: EvaluateStage, context: Context) -> Json:
     from dataclasses import asdict
 
-    from sharpen.evals.evaluator import evaluate_turns
+    from sharpen.evals.evaluator import evaluate
     from sharpen.models.load import ModelConfig
     from sharpen.policy.local import LocalPolicy
     from sharpen.rewards.calls import CallReward
+    from sharpen.rewards.compose import build_reward
+    from sharpen.rollout import find_environment
 
     rows = read_jsonl(context.path(stage.tasks))
     tasks = [task_from_row(row.value, row.where) for row in rows]
@@ -271,10 +278,13 @@ def run_evaluate(stage: EvaluateStage, context: Context) -> Json:
     model = ModelConfig(base_model=str(own) if own.is_dir() else stage.model)
     policy = LocalPolicy.load(model, stage.template, stage.batch_size)
     sampling = Sampling(max_tokens=stage.max_tokens)
-    outcome = evaluate_turns(policy, tasks, CallReward(), sampling, title=f"  {stage_name(stage)}")
+    reward = build_reward(stage.reward) if stage.reward else CallReward()
+    title, make = f"  {stage_name(stage)}", find_environment(stage.env)
+    outcome = evaluate(policy, tasks, reward, sampling, title, make, stage.max_turns)
     write_jsonl(context.folder / "records.jsonl", outcome.records)
-    for metric in ("valid_call", "right_tool", "exact_call"):
-        context.say(f"  {metric}: {outcome.figures[metric]}")
+    for metric in outcome.figures:
+        if metric not in ("tokens", "value") or stage.reward:
+            context.say(f"  {metric}: {outcome.figures[metric]}")
     return {metric: asdict(value) for metric, value in outcome.figures.items()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from sharpen.evals.evaluator import evaluate_turns
+from sharpen.evals.evaluator import evaluate
 from sharpen.models.load import ModelConfig
 from sharpen.policy.local import LocalPolicy
 from sharpen.records import read_jsonl
@@ -27,7 +27,7 @@ def evaluate_abilities(model: str | Path, tasks: str | Path, max_tokens: int = 1
     policy = LocalPolicy.load(ModelConfig(base_model=str(model)))
     found, right, count = {}, 0.0, 0
     for kind, items in sorted(by_kind.items()):
-        outcome = evaluate_turns(policy, items, CallReward(), Sampling(max_tokens), title=kind)
+        outcome = evaluate(policy, items, CallReward(), Sampling(max_tokens), title=kind)
         found[kind] = asdict(outcome.figures["exact_call"])
         right, count = right + sum(r["exact_call"] for r in outcome.records), count + len(items)
     return found | {"overall": right / count}

@@ -7,17 +7,9 @@ from dataclasses import dataclass
 
 from sharpen.evals.intervals import Figure, figure
 from sharpen.progress import progress
+from sharpen.rollout import MakeEnvironment, OneTurn, rollout
 from sharpen.rows import message_to_wire
-from sharpen.types import (
-    Dialog,
-    Json,
-    Policy,
-    Reward,
-    Sampling,
-    SharpenError,
-    Task,
-    Trajectory,
-)
+from sharpen.types import Json, Policy, Reward, Sampling, SharpenError, Task, Trajectory
 
 CHUNK = 32  # tasks between two progress reports
 
@@ -28,35 +20,45 @@ class Evaluation:
     records: list[Json]
 
 
-def evaluate_turns(
+def evaluate(
     policy: Policy,
     tasks: Sequence[Task],
     reward: Reward,
     sampling: Sampling,
     title: str = "evaluate",
+    make: MakeEnvironment = OneTurn,
+    max_turns: int = 8,
 ) -> Evaluation:
-    """Single-turn tasks: the policy answers once, the reward scores the answer."""
+    """The policy acts in each task's environment (none: it answers once), the reward scores."""
     if not tasks:
         raise SharpenError(f"{title}: there are no tasks to evaluate")
     records: list[Json] = []
     with progress(title, len(tasks)) as advance:
         for start in range(0, len(tasks), CHUNK):
             chunk = tasks[start : start + CHUNK]
-            turns = policy.respond([Dialog(t.messages, t.tools, id=t.id) for t in chunk], sampling)
-            for task, turn in zip(chunk, turns, strict=True):
-                score = reward.score(task, Trajectory(task.id, (turn,), turn.stop))
-                records.append(
-                    {
-                        "id": task.id,
-                        "stop": turn.stop.value,
-                        "value": score.value,
-                        **score.parts,
-                        "feedback": score.feedback,
-                        "answer": message_to_wire(turn.message),
-                        "unparsed": [bad.raw for bad in turn.message.unparsed],
-                        "tokens": len(turn.ids),
-                    }
-                )
+            trajectories = rollout(policy, chunk, make, sampling, max_turns)
+            for task, trajectory in zip(chunk, trajectories, strict=True):
+                records.append(record(task, trajectory, reward))
             advance(len(chunk))
-    metrics = [key for key in records[0] if key == "tokens" or isinstance(records[0][key], float)]
-    return Evaluation({m: figure([float(r[m]) for r in records]) for m in metrics}, records)
+    names = [key for row in records for key, value in row.items() if isinstance(value, float)]
+    figures = {}
+    for name in dict.fromkeys([*names, "tokens"]):
+        figures[name] = figure([float(row[name]) for row in records if name in row])
+    return Evaluation(figures, records)
+
+
+def record(task: Task, trajectory: Trajectory, reward: Reward) -> Json:
+    score = reward.score(task, trajectory)
+    turns = trajectory.turns
+    return {
+        "id": task.id,
+        "stop": trajectory.stop.value,
+        "value": score.value,
+        **score.parts,
+        "feedback": score.feedback,
+        "answer": message_to_wire(turns[-1].message) if turns else {},
+        "turns": len(turns),
+        "unparsed": [bad.raw for turn in turns for bad in turn.message.unparsed],
+        "tokens": sum(len(turn.ids) for turn in turns),
+        **trajectory.metadata,
+    }
