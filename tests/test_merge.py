@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import merge_models as mm
 from sharpen.config import parse_config
-from sharpen.merge import arrays, checkpoint, stream, tiles
+from sharpen.merge import checkpoint, stream, tiles
 from sharpen.merge.merger import ModelMerger, merge_dicts, merge_domain_experts
 from sharpen.merge.method import METHODS
 from sharpen.merge.recipe import MergeConfig, evaluate
@@ -172,7 +172,7 @@ def test_rounding_is_that_of_torch(dtype: torch.dtype) -> None:
     """Random numbers of every size, those half-way between two, and small integers."""
     random, name = torch.Generator().manual_seed(0), str(dtype).removeprefix("torch.")
     draws = torch.randn(60_000, generator=random)
-    halves = (draws.to(dtype).float().view(torch.int32) | (1 << arrays.NARROW[name][0] - 1)).view(
+    halves = (draws.to(dtype).float().view(torch.int32) | (1 << tiles.NARROW[name][0] - 1)).view(
         torch.float32
     )
     low, high = (1e-37, 1e33) if dtype == torch.bfloat16 else (0.0, 65_000)
@@ -180,11 +180,11 @@ def test_rounding_is_that_of_torch(dtype: torch.dtype) -> None:
     for values in (draws, -draws, halves, -halves, sizes, torch.arange(5000.0)):
         wanted = values.to(dtype)
         for copy in (values.clone(), values.clone().numpy()):
-            assert torch.equal(torch.as_tensor(arrays.rounded(copy, name)), wanted.float())
-        raw = torch.from_numpy(arrays.encode(values.clone().numpy(), name).view("int16"))
+            assert torch.equal(torch.as_tensor(tiles.rounded(copy, name)), wanted.float())
+        raw = torch.from_numpy(tiles.encode(values.clone().numpy(), name).view("int16"))
         assert torch.equal(raw.view(dtype), wanted)
         assert torch.equal(
-            torch.from_numpy(arrays.decode(raw.numpy().view(arrays.DTYPES[name][1]), name)),
+            torch.from_numpy(tiles.decode(raw.numpy().view(tiles.DTYPES[name][1]), name)),
             wanted.float(),
         )
 
@@ -192,7 +192,7 @@ def test_rounding_is_that_of_torch(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_eight_bit_floats_are_read(dtype: torch.dtype) -> None:
     raw = torch.arange(256).to(torch.uint8)
-    found = arrays.decode(raw.numpy(), str(dtype).removeprefix("torch."))
+    found = tiles.decode(raw.numpy(), str(dtype).removeprefix("torch."))
     wanted = raw.view(dtype).float()
     torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=0, atol=0, equal_nan=True)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from sharpen.merge import require
-from sharpen.merge.arrays import rounded
 from sharpen.merge.checkpoint import Model, open_files, open_model
+from sharpen.merge.tiles import rounded
 from sharpen.merge.vectors import shifted
 from sharpen.records import atomic_folder, read_json, write_json
 from sharpen.types import Json

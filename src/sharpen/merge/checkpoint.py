@@ -18,7 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from sharpen.merge import require
-from sharpen.merge.arrays import DTYPES, decode, encode
+from sharpen.merge.tiles import DTYPES, decode, encode
 from sharpen.records import read_json, write_json
 from sharpen.types import Json, SharpenError
 
@@ -41,6 +41,11 @@ class Spec:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * np.dtype(DTYPES[self.dtype][1]).itemsize
+
+    def row_ranges(self, elements: int) -> list[tuple[int, int]]:
+        """First row and row after the last of pieces of about that size; one at least."""
+        step = max(1, elements // max(1, self.columns))
+        return [(n, min(self.rows, n + step)) for n in range(0, max(1, self.rows), step)]
 
 
 @dataclass(frozen=True, eq=False)

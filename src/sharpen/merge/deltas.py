@@ -15,9 +15,21 @@ from typing import Any, Literal
 import numpy as np
 
 from sharpen.merge import require
-from sharpen.merge.arrays import Array, cast, like, wide
 from sharpen.merge.method import METHODS, F, Kernel, Method, PerTuned, parameters_of
-from sharpen.merge.tiles import CHANCES, Look, Tile, Tiles, magnitudes, select
+from sharpen.merge.tiles import (
+    CHANCES,
+    Array,
+    Look,
+    Tile,
+    Tiles,
+    cast,
+    like,
+    magnitudes,
+    module,
+    on_host,
+    select,
+    wide,
+)
 
 Floats = PerTuned[float]
 EACH: dict[str, Any] = {"density": 1.0, "gamma": 0.01, "epsilon": 0.15}  # defaults
@@ -115,15 +127,17 @@ def pruned(x: Tiles, keep: Keep, density: Sequence[float], rescale: Rescale) -> 
     """Task vectors without what `keep` leaves out. With `rescale`, they are brought back to their
     sum of magnitudes, or divided by the density."""
     factors = [1.0] * len(density)
-    masks: dict[tuple[int, int], Array] = {}  # so that nothing is chosen or drawn twice
+    masks: dict[tuple[int, int], np.ndarray] = {}  # so that nothing is chosen or drawn twice
 
     def sums(tile: Tile) -> np.ndarray:
         table = np.ones((len(density), 2))
         for i, vector in enumerate(deltas(x, tile)):
             if density[i] < 1:
-                mask = masks[tile.index, i] = keep(tile, i, vector)
-                size = abs(vector).reshape(-1)
-                table[i] = float(size.sum()), float(size @ cast(mask.reshape(-1), wide(x.dtype)))
+                mask = keep(tile, i, vector)
+                masks[tile.index, i] = np.packbits(on_host(mask))
+                size = module(vector).abs(vector, out=vector).reshape(-1)
+                part = size @ cast(mask.reshape(-1), wide(x.dtype))
+                table[i] = float(module(size).einsum("i->", size)), float(part)
         return table
 
     if rescale == "density":
@@ -136,12 +150,18 @@ def pruned(x: Tiles, keep: Keep, density: Sequence[float], rescale: Rescale) -> 
         vectors = deltas(x, tile)
         for i, vector in enumerate(vectors):
             if density[i] < 1:
-                mask = masks.pop((tile.index, i), None)
-                vector *= keep(tile, i, vector) if mask is None else mask
+                drawn = masks.pop((tile.index, i), None)
+                mask = keep(tile, i, vector) if drawn is None else unpacked(drawn, vector)
+                vector *= mask
                 multiply(x, vector, factors[i])
         return vectors
 
     return look
+
+
+def unpacked(mask: np.ndarray, values: Array) -> Array:
+    found = np.unpackbits(mask, count=math.prod(values.shape)).view(bool)
+    return like(values, found.reshape(values.shape))
 
 
 def largest(x: Tiles, density: Sequence[float], gamma: Sequence[float] | None = None) -> Keep:
@@ -152,7 +172,7 @@ def largest(x: Tiles, density: Sequence[float], gamma: Sequence[float] | None = 
         if share < 1:
             keep = max(int(share * x.elements), int(share > 0 and not gamma))
             above = min(x.elements - keep, int(gamma[i] * x.elements)) if gamma else 0
-            wanted |= {(i, 0): keep + above, (i, 1): above}
+            wanted |= {(i, 0): keep + above} | ({(i, 1): above} if gamma else {})
     sizes = [(i, k) for (i, _), k in wanted.items()]
     found = select(x, lambda tile: [magnitudes(v) for v in deltas(x, tile)], sizes)
     tops = dict(zip(wanted, found, strict=True))

@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 from pydantic import TypeAdapter, ValidationError
 
-from sharpen.merge.arrays import Array
-from sharpen.merge.tiles import Tile, Tiles
+from sharpen.merge.tiles import Array, Tile, Tiles
 from sharpen.types import SharpenError
 
 T = TypeVar("T")

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from sharpen.merge import require
-from sharpen.merge.arrays import Array, cast, module, wide
 from sharpen.merge.deltas import deltas, elect, total
 from sharpen.merge.method import Kernel, PerModel, PerTuned, merge_method
-from sharpen.merge.tiles import Tile, Tiles, magnitudes, select
+from sharpen.merge.tiles import Array, Tile, Tiles, cast, magnitudes, module, select, wide
 
 
 def blend(coefficients: Sequence[float], divisor: float = 1.0) -> Kernel:
@@ -119,17 +118,12 @@ def karcher(x: Tiles, max_iter: int = 10, tol: float = 1e-5) -> Kernel:
     def length(v: np.ndarray) -> float:
         return math.sqrt(max(0.0, v @ cosines @ v))
 
-    first = np.eye(len(norms))[used[0]]
-    mean = alpha / length(alpha) if length(alpha) >= tol else first
+    mean = alpha / length(alpha) if length(alpha) >= tol else np.eye(len(norms))[used[0]]
     for _ in range(max_iter):
-        tangent = np.zeros(len(norms))
-        for i in used:
-            cosine = max(-1.0, min(1.0, cosines[i] @ mean))
-            angle = math.acos(cosine)
-            if angle >= tol:
-                pull = alpha[i] * angle / math.sin(angle)
-                tangent -= pull * cosine * mean
-                tangent[i] += pull
+        cosine = (cosines @ mean).clip(-1, 1)
+        angle = np.arccos(cosine)
+        pull = alpha * (angle >= tol) / np.sinc(angle / math.pi)  # alpha * angle / sin(angle)
+        tangent = pull - (pull @ cosine) * mean
         step = length(tangent)
         if step < tol:
             break
@@ -141,36 +135,32 @@ def karcher(x: Tiles, max_iter: int = 10, tol: float = 1e-5) -> Kernel:
 @merge_method(least=3)
 def model_stock(x: Tiles, filter_wise: bool = False) -> Kernel:
     """Towards the mean of the tuned models, as far as the angles between their task vectors
-    allow."""
-    mean = None
-    if not filter_wise:
-        products = gram(x, lambda tile: deltas(x, tile))
-        norms = np.sqrt(products.diagonal())
-        cosines = (products / np.outer(norms, norms).clip(1e-6)).clip(-1, 1)
-        mean = float(cosines[np.triu_indices(len(norms), 1)].mean())
+    allow: those of whole tensors, or of each row."""
+    mean = None if filter_wise else float(mean_cosine(gram(x, lambda tile: deltas(x, tile))))
 
     def kernel(tile: Tile) -> Array:
         vectors = deltas(x, tile)
-        return toward_mean(tile.tensors[0], vectors, row_cosines(vectors) if mean is None else mean)
+        cosine: Any = mean
+        if mean is None:
+            rows = module(vectors[0]).stack(vectors)
+            products = module(rows).einsum("irc,jrc->rij", rows, rows)
+            cosine = mean_cosine(products)[:, None]
+        denominator = 1 + (len(vectors) - 1) * cosine
+        singular = abs(denominator) < 1e-6  # opposing updates: stay at the base
+        return tile.tensors[0] + total(vectors) * (
+            cosine * (singular == 0) / (denominator + singular)
+        )
 
     return kernel
 
 
-def row_cosines(vectors: Sequence[Array]) -> Array:
-    """Mean cosine between the vectors' rows, [rows, 1]."""
-    norms = [(vector * vector).sum(-1) ** 0.5 for vector in vectors]
-    found = [
-        ((vectors[i] * vectors[j]).sum(-1) / (norms[i] * norms[j]).clip(1e-6)).clip(-1, 1)
-        for i in range(len(vectors))
-        for j in range(i + 1, len(vectors))
-    ]
-    return (total(found) / len(found))[:, None]
-
-
-def toward_mean(base: Array, vectors: Sequence[Array], cosine: Any) -> Array:
-    denominator = 1 + (len(vectors) - 1) * cosine
-    singular = abs(denominator) < 1e-6  # opposing updates: stay at the base
-    return base + total(vectors) * (cosine * (singular == 0) / (denominator + singular))
+def mean_cosine(products: Array) -> Array:
+    """Of all pairs of vectors, from their inner products [..., n, n]."""
+    count = products.shape[-1]
+    norms = module(products).einsum("...ii->...i", products) ** 0.5
+    cosines = products / (norms[..., :, None] * norms[..., None, :]).clip(1e-6)
+    own = module(products).einsum("...ii->...", cosines)
+    return (cosines.clip(-1, 1).sum((-2, -1)) - own) / (count * (count - 1))
 
 
 @merge_method()

@@ -13,10 +13,10 @@ from typing import Any
 
 from sharpen.merge import require
 from sharpen.merge.adapters import open_reference
-from sharpen.merge.arrays import WORKING
 from sharpen.merge.checkpoint import Model, Spec
 from sharpen.merge.method import METHODS, Method, Parameter
 from sharpen.merge.recipe import LayerSource, MergeConfig, Settings, Slice, check_recipe, value_of
+from sharpen.merge.tiles import WORKING
 from sharpen.merge.vocabulary import Vocabulary, align, tokenizer_notes
 from sharpen.types import Json, SharpenError
 

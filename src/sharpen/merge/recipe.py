@@ -11,8 +11,8 @@ from pydantic import Field
 
 from sharpen.config import Config, load_config
 from sharpen.merge import deltas, methods, require  # noqa: F401 - they register the methods
-from sharpen.merge.arrays import WORKING
 from sharpen.merge.method import METHODS, REQUIRED, Parameter
+from sharpen.merge.tiles import WORKING
 
 Scalar = bool | int | float | str
 NO_EFFECT = ("int8_mask",)  # mergekit's way to save memory; here nothing is held that it would save

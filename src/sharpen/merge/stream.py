@@ -23,11 +23,10 @@ import numpy as np
 import yaml
 
 from sharpen.merge import require
-from sharpen.merge.arrays import Array, NotFinite, cast, on_host, rounded, wide
 from sharpen.merge.checkpoint import ShardWriter
 from sharpen.merge.plan import Job, Plan, build_plan
 from sharpen.merge.recipe import MergeConfig
-from sharpen.merge.tiles import Run, Tile, Tiles
+from sharpen.merge.tiles import Array, NotFinite, Run, Tile, Tiles, cast, on_host, rounded, wide
 from sharpen.progress import Advance, progress
 from sharpen.records import atomic_folder, read_json, write_json, write_text
 from sharpen.types import Json, SharpenError
@@ -140,15 +139,9 @@ def make_tensor(job: Job, writer: ShardWriter, tiles: Tiles) -> None:
         blame(job)
 
 
-def row_ranges(job: Job) -> list[tuple[int, int]]:
-    """First row and row after the last of each tile; one at least."""
-    rows, step = job.made.rows, max(1, TILE_ELEMENTS // max(1, job.made.columns))
-    return [(start, min(rows, start + step)) for start in range(0, max(1, rows), step)]
-
-
 def tiles_of(job: Job, seed: int, move: Move, run: Run) -> Tiles:
     """A tensor's tiles, read from every input."""
-    ranges = row_ranges(job)
+    ranges = job.made.row_ranges(TILE_ELEMENTS)
 
     def load(index: int) -> Tile:
         tensors = []
@@ -165,7 +158,7 @@ def tiles_of(job: Job, seed: int, move: Move, run: Run) -> Tiles:
 def blame(job: Job) -> NoReturn:
     """A merged value is not a number: say which input has one, or that the merge made it."""
     for model, name in job.inputs:
-        for start, stop in row_ranges(job):
+        for start, stop in job.made.row_ranges(TILE_ELEMENTS):
             rows = model.read(name, start, stop)
             wrong = np.argwhere(~np.isfinite(rows))
             if len(wrong):

@@ -1,14 +1,16 @@
-"""Row tiles of one tensor in several models: what every merge method is written on.
+"""What every merge method is written on: numbers, and row tiles of one tensor in several models.
 
-A method may look at all tiles as often as it likes (`Tiles.each`) and returns the function that
-merges one tile. The same method therefore runs on tensors in memory and on files that are read in
-pieces. Selection by magnitude is exact through histograms of the bit patterns, and random numbers
-belong to an element's position, so that neither depends on tile size, threads or device.
+Methods compute in float32 (float64 for float64 models) and round to the working dtype where
+mergekit does. On the CPU an array is numpy's, so that a merge need not import torch; on a GPU it is
+torch's; code keeps to what the two have in common. A method may look at all tiles as often as it
+likes and returns the function that merges one tile. Neither selection by magnitude nor random
+numbers depend on tile size, threads or device.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,12 +18,118 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sharpen.merge.arrays import Array, bits, cast, like, module, on_host, rounded
+from sharpen.types import SharpenError
 
 R = TypeVar("R")
+Array = Any  # np.ndarray or torch.Tensor
+DTYPES = {  # dtype → its code in safetensors files, and what numpy holds it in
+    "float64": ("F64", "f8"),
+    "float32": ("F32", "f4"),
+    "float16": ("F16", "f2"),
+    "bfloat16": ("BF16", "u2"),
+    "float8_e4m3fn": ("F8_E4M3", "u1"),
+    "float8_e5m2": ("F8_E5M2", "u1"),
+    "int64": ("I64", "i8"),
+    "int32": ("I32", "i4"),
+    "int16": ("I16", "i2"),
+    "int8": ("I8", "i1"),
+    "uint8": ("U8", "u1"),
+    "bool": ("BOOL", "?"),
+}
+WORKING = ("bfloat16", "float16", "float32", "float64")  # what can be computed in
+NARROW = {"bfloat16": (16, 0), "float16": (13, 0x38800000)}  # digits fewer than float32's; least
+EXPONENT, MAGNITUDE = 0x7F800000, 0x7FFFFFFF  # bits of a float32
 CHANCES = 1 << 16  # probabilities are multiples of 1/65536
-MAGNITUDE = 0x7FFFFFFF
 Run = Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]]
+
+
+class NotFinite(SharpenError):
+    """A merged value is not a number, or beyond the range of its dtype."""
+
+
+def wide(dtype: str) -> str:
+    """What a dtype is computed in."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def eight_bit_floats(dtype: str) -> np.ndarray:
+    """The 256 values of a dtype: its bits, moved to where a wider dtype has them."""
+    codes = np.arange(256, dtype=np.uint32)
+    if dtype == "float8_e5m2":
+        return (codes << 8).astype(np.uint16).view(np.float16).astype(np.float32)
+    values = ((codes & 0x80) << 24 | (codes & 0x7F) << 20).view(np.float32) * np.float32(2.0**120)
+    values[[0x7F, 0xFF]] = np.nan
+    return values
+
+
+def decode(raw: np.ndarray, dtype: str) -> np.ndarray:
+    """What a file holds → float32 or float64; integers stay."""
+    if dtype == "bfloat16":
+        values = raw.astype(np.uint32)
+        values <<= 16
+        return values.view(np.float32)
+    if dtype.startswith("float8"):
+        return eight_bit_floats(dtype)[raw]
+    return raw.astype(wide(dtype) if "float" in dtype else raw.dtype, copy=False)
+
+
+def encode(values: np.ndarray, dtype: str) -> np.ndarray:
+    """The other way; `values` may be changed. What `dtype` cannot hold is an error."""
+    if dtype == "bfloat16":
+        values = rounded(values.astype(np.float32, copy=False), dtype)
+    else:
+        values = values.astype(DTYPES[dtype][1], copy=False)
+    if "float" in dtype and not np.isfinite(values).all():
+        raise NotFinite("a value is not a number, or infinite")
+    if dtype != "bfloat16":
+        return values
+    found = values.view(np.uint32)
+    found >>= 16
+    return found.astype(np.uint16)
+
+
+def module(values: Array) -> Any:
+    """numpy or torch."""
+    return np if isinstance(values, np.ndarray) else sys.modules["torch"]
+
+
+def cast(values: Array, dtype: str) -> Array:
+    if isinstance(values, np.ndarray):
+        return values.astype(dtype, copy=False)
+    return values.to(getattr(module(values), dtype))
+
+
+def like(values: Array, array: np.ndarray) -> Array:
+    """`array` where `values` are."""
+    if isinstance(values, np.ndarray):
+        return array
+    return module(values).from_numpy(array).to(values.device)
+
+
+def on_host(values: Array) -> np.ndarray:
+    return values if isinstance(values, np.ndarray) else values.cpu().numpy()
+
+
+def bits(values: Array) -> Array:
+    """The integers that floats are made of, as a view."""
+    return values.view(getattr(module(values), f"int{8 * values.itemsize}"))
+
+
+def rounded(values: Array, dtype: str) -> Array:
+    """To the nearest number of `dtype`, the even one of two; in place. With a number added that is
+    so large that the sum has just the digits wanted, the others are lost (from 2^112 on all are,
+    and end as an error)."""
+    if dtype in NARROW:
+        digits, least = NARROW[dtype]
+        powers = bits(values) & EXPONENT
+        large = (powers.clip(least) if least else powers).view(values.dtype)
+        large *= 1.5 * 2**digits
+        values += large
+        values -= large
+    return values
+
+
+# ---- tiles -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +140,7 @@ class Tile:
 
 
 Look = Callable[[Tile], Sequence[Array]]
+Counts = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -94,54 +203,41 @@ def select(x: Tiles, look: Look, wanted: Sequence[tuple[int, int]]) -> list[Top]
     """For each (i, k) the k largest of the i-th array of magnitudes that `look` gives."""
     if not wanted:
         return []
-    counts: dict[int, Any] = dict.fromkeys((i for i, _ in wanted), 0)
-    for parts in x.each(lambda tile: [histogram(found >> 16, 15) for found in look(tile)]):
-        for i in counts:
-            counts[i] += parts[i]
-    limits = [limit_of(x, look, i, counts[i], k) for i, k in wanted]
-
-    def equals(tile: Tile) -> list[int]:
-        found = look(tile)
-        same = [found[i] == limit for (i, _), (limit, _) in zip(wanted, limits, strict=True)]
-        return [int(module(mask).count_nonzero(mask)) for mask in same]
-
-    columns = zip(*x.each(equals), strict=True)
-    return [
-        Top(limit, shared_out(rest, equal), equal)
-        for (limit, rest), equal in zip(limits, columns, strict=True)
-    ]
+    tables = list(x.each(lambda tile: [counted(found >> 16) for found in look(tile)]))
+    return [top_of(x, look, i, [table[i] for table in tables], k) for i, k in wanted]
 
 
-def histogram(digits: Array, width: int) -> np.ndarray:
-    return on_host(module(digits).bincount(digits.reshape(-1), minlength=1 << width))
+def counted(numbers: Array) -> Counts:
+    """Which numbers occur, and how often."""
+    found = on_host(module(numbers).bincount(numbers.reshape(-1)))
+    places = np.flatnonzero(found)
+    return places, found[places]
 
 
-def limit_of(x: Tiles, look: Look, i: int, counts: np.ndarray, k: int) -> tuple[int, int]:
-    """The k-th largest magnitude and how many of that size are among the k largest, from the counts
-    of leading bits and, where values have more of them, one more look."""
+def top_of(x: Tiles, look: Look, i: int, table: Sequence[Counts], k: int) -> Top:
+    """From the counts of leading bits in each tile and, where values have more of them, one more
+    look."""
     if k <= 0:
-        return MAGNITUDE, 0
-    digit, rest = kth(counts, k)
-    if x.dtype == "bfloat16":
-        return digit << 16, rest
+        return Top(MAGNITUDE, [0] * x.count, [0] * x.count)
+    limit, rest = kth(table, k)
+    low, last = 0, limit
+    if x.dtype != "bfloat16":
 
-    def trailing(tile: Tile) -> np.ndarray:
-        found = look(tile)[i]
-        return histogram(found[(found >> 16) == digit] & 0xFFFF, 16)
+        def trailing(tile: Tile) -> Counts:
+            found = look(tile)[i]
+            return counted(found[(found >> 16) == limit] & 0xFFFF)
 
-    low, rest = kth(np.asarray(sum(x.each(trailing))), rest)
-    return digit << 16 | low, rest
+        table = list(x.each(trailing))
+        low, rest = kth(table, rest)
+        last = low
+    equal = [int(counts[numbers == last].sum()) for numbers, counts in table]
+    ends = np.minimum(np.cumsum(equal), rest)  # the first tiles take what is left at the limit
+    return Top(limit << 16 | low, np.diff(ends, prepend=0).tolist(), equal)
 
 
-def kth(counts: np.ndarray, k: int) -> tuple[int, int]:
-    """Which bin holds the k-th largest element, and how many of that bin belong to the top k."""
-    above = counts[::-1].cumsum()
+def kth(table: Sequence[Counts], k: int) -> tuple[int, int]:
+    """The k-th largest number, and how many of its like are among the k largest."""
+    places, counts = (np.concatenate(column) for column in zip(*table, strict=True))
+    above = np.bincount(places, weights=counts)[::-1].cumsum()
     place = int(np.searchsorted(above, k))
-    before = int(above[place - 1]) if place else 0
-    return len(above) - 1 - place, k - before
-
-
-def shared_out(rest: int, equal: Sequence[int]) -> list[int]:
-    """The places left at the limit, given to the first tiles that can fill them."""
-    ends = np.minimum(np.cumsum(equal), rest)
-    return np.diff(ends, prepend=0).tolist()
+    return len(above) - 1 - place, k - int(above[place - 1] if place else 0)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharpen.merge import require
-from sharpen.merge.arrays import cast, rounded
 from sharpen.merge.checkpoint import Model, ShardWriter, Spec, open_files
+from sharpen.merge.tiles import cast, rounded
 from sharpen.records import sync_file
 from sharpen.types import Json
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 StateDict = Mapping[str, "Tensor"]
 Weights = OrderedDict[str, "Tensor"]
-POSITIONS, VALUES, SHAPE = ".positions", ".values", ".shape"
+SHAPE, POSITIONS, VALUES = PARTS = (".shape", ".positions", ".values")  # of a sparse tensor
 PIECE = 1 << 20  # elements that are compared at a time
 
 
@@ -38,38 +38,39 @@ class TaskVectorArithmetic:
 
     @staticmethod
     def compute_task_vector(base_state_dict: StateDict, finetuned_state_dict: StateDict) -> Weights:
-        same_names(base_state_dict, finetuned_state_dict)
-        pairs = ((n, base, finetuned_state_dict[n]) for n, base in base_state_dict.items())
-        return OrderedDict((name, widened(tuned) - widened(base)) for name, base, tuned in pairs)
+        return combined([finetuned_state_dict, base_state_dict], [1.0, -1.0])
 
     @staticmethod
     def apply_task_vector(
         base_state_dict: StateDict, task_vector: StateDict, scaling: float = 1.0
     ) -> Weights:
-        same_names(base_state_dict, task_vector)
+        changed = combined([base_state_dict, task_vector], [1.0, scaling])
         return OrderedDict(
-            (name, (widened(base) + scaling * task_vector[name]).to(base.dtype))
-            for name, base in base_state_dict.items()
+            (n, tensor.to(base_state_dict[n].dtype)) for n, tensor in changed.items()
         )
 
     @staticmethod
     def add_task_vectors(
         task_vectors: Sequence[StateDict], weights: Sequence[float] | None = None
     ) -> Weights:
-        require(task_vectors, "add_task_vectors: no task vector given")
-        shares = [1.0] * len(task_vectors) if weights is None else list(weights)
         count = len(task_vectors)
+        require(count, "add_task_vectors: no task vector given")
+        shares = [1.0] * count if weights is None else list(weights)
         require(len(shares) == count, f"{len(shares)} weights for {count} task vectors")
-        result = TaskVectorArithmetic.negate_task_vector(task_vectors[0], -shares[0])
-        for vector, share in zip(task_vectors[1:], shares[1:], strict=True):
-            same_names(result, vector)
-            for name, tensor in vector.items():
-                result[name] = result[name] + share * tensor
-        return result
+        return combined(task_vectors, shares)
 
     @staticmethod
     def negate_task_vector(task_vector: StateDict, scaling: float = 1.0) -> Weights:
-        return OrderedDict((name, -scaling * tensor) for name, tensor in task_vector.items())
+        return combined([task_vector], [-scaling])
+
+
+def combined(dicts: Sequence[StateDict], weights: Sequence[float]) -> Weights:
+    """Their weighted sum, in float32 at least."""
+    for other in dicts[1:]:
+        same_names(dicts[0], other)
+    pairs = list(zip(dicts, weights, strict=True))
+    sums: Any = ((n, sum(share * widened(d[n]) for d, share in pairs)) for n in dicts[0])
+    return OrderedDict(sums)
 
 
 def widened(tensor: Any) -> Any:
@@ -90,17 +91,18 @@ def same_names(first: Mapping[str, Any], second: Mapping[str, Any], who: str = "
 
 def write_task_vector(base: Model, tuned: Model, out: str | Path) -> Json:
     """The difference of two models → a file, read and written in pieces."""
-    same_names(base.tensors, tuned.tensors, f"{base.where} and {tuned.where}")
     out, specs, changed = Path(out), {}, 0
+    require(out.suffix == ".safetensors", f"{out}: a task vector's file ends in .safetensors")
+    same_names(base.tensors, tuned.tensors, f"{base.where} and {tuned.where}")
     for name, spec in base.tensors.items():
         count = sum(int(np.count_nonzero(piece)) for _, piece in pieces(base, tuned, name))
         changed += count > 0
-        if count * (8 + 4) + 8 * len(spec.shape) < spec.rows * spec.columns * 4:
-            specs[name + SHAPE] = Spec("int64", (len(spec.shape),))
-            specs[name + POSITIONS] = Spec("int64", (count,))
-            specs[name + VALUES] = Spec("float32", (count,))
-        else:
-            specs[name] = Spec("float32", spec.shape)
+        specs[name] = Spec("float32", spec.shape)
+        if 12 * count + 8 * len(spec.shape) < specs[name].nbytes:
+            del specs[name]
+            kinds = [("int64", len(spec.shape)), ("int64", count), ("float32", count)]
+            for part, (dtype, size) in zip(PARTS, kinds, strict=True):
+                specs[name + part] = Spec(dtype, (size,))
     size = sum(spec.nbytes for spec in specs.values())
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
@@ -115,13 +117,13 @@ def write_task_vector(base: Model, tuned: Model, out: str | Path) -> Json:
 
 
 def write_difference(writer: ShardWriter, base: Model, tuned: Model, name: str) -> None:
-    if name in writer.places:
-        for start, piece in pieces(base, tuned, name):
-            writer.write(name, start, piece)
-        return
-    writer.write(name + SHAPE, 0, np.array(base.tensors[name].shape))
-    done = 0
+    sparse, done = name not in writer.places, 0
+    if sparse:
+        writer.write(name + SHAPE, 0, np.array(base.tensors[name].shape))
     for start, piece in pieces(base, tuned, name):
+        if not sparse:
+            writer.write(name, start, piece)
+            continue
         places = np.flatnonzero(piece)
         writer.write(name + POSITIONS, done, places + start)
         writer.write(name + VALUES, done, piece.reshape(-1)[places])
@@ -131,9 +133,7 @@ def write_difference(writer: ShardWriter, base: Model, tuned: Model, name: str) 
 def pieces(base: Model, tuned: Model, name: str) -> Iterator[tuple[int, np.ndarray]]:
     """First element and difference of each run of rows."""
     spec = base.tensors[name]
-    step = max(1, PIECE // max(1, spec.columns))
-    for start in range(0, spec.rows, step):
-        stop = min(spec.rows, start + step)
+    for start, stop in spec.row_ranges(PIECE):
         found = [cast(model.read(name, start, stop), "float32") for model in (tuned, base)]
         yield start * spec.columns, found[0] - found[1]
 
@@ -142,9 +142,7 @@ def open_vector(file: Path) -> Model:
     """A file's differences, read by rows as if they were all dense."""
     require(file.exists(), f"{file}: no such task vector")
     stored = open_files(file, [file], {})
-    tensors = {
-        n: s for n, s in stored.tensors.items() if not n.endswith((POSITIONS, VALUES, SHAPE))
-    }
+    tensors = {name: spec for name, spec in stored.tensors.items() if not name.endswith(PARTS)}
     for name in [n.removesuffix(SHAPE) for n in stored.tensors if n.endswith(SHAPE)]:
         tensors[name] = Spec("float32", tuple(stored.whole(name + SHAPE).tolist()))
     sparse = lru_cache(8)(

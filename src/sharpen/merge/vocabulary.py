@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from sharpen.merge import require
-from sharpen.merge.arrays import rounded, wide
 from sharpen.merge.checkpoint import Model
+from sharpen.merge.tiles import rounded, wide
 from sharpen.records import read_json
 from sharpen.types import Json
 
