@@ -341,6 +341,15 @@ def test_wrong_settings(sandbox):
 
 
 @needs_bwrap
+def test_a_worker_may_wait_long(monkeypatch):
+    monkeypatch.setattr("sharpen.sandbox.START_S", 5.0)
+    with Sandbox(1) as sandbox:
+        assert sandbox.run("1").ok
+        time.sleep(6)
+        assert all(sandbox.run("1").ok for _ in range(3))
+
+
+@needs_bwrap
 def test_nothing_survives_its_parent(tmp_path):
     """kill -9 of the process that holds the pool ends idle and busy workers alike."""
     code = """

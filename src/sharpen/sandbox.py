@@ -96,7 +96,6 @@ class Worker:
         for file in self.kept:
             self.poll.register(file, select.POLLIN)
         self.stopped, self.dropped, self.gone = "", 0, False
-        self.start_clock(Limits(wall_s=START_S))
 
     def start_clock(self, limits: Limits) -> None:
         self.limits, self.started = limits, time.monotonic()
@@ -110,6 +109,7 @@ class Worker:
         line = ascii({"code": code, "talks": talks, "rlimits": rlimits, **job}).encode()
         if len(line) > MAX_MESSAGE:
             raise SharpenError(f"sandbox: a job of {len(line)} bytes, at most {MAX_MESSAGE}")
+        self.start_clock(Limits(wall_s=START_S))
         if self.receive() is None:
             reason = " ".join(self.finish().stderr.split())[-300:]
             raise SharpenError(f"sandbox: {reason or f'no start within {START_S:g} s'}")
