@@ -170,7 +170,8 @@ class TrainingRows:
         from sharpen.data.coreset import CoresetSelector
 
         config = self.config
-        scorer, influence = self.scorer(), None
+        scorer = self.scorer()
+        influence: Any = None
         if config.coreset_strategy == "gradient":
             from sharpen.train.gradients import GradientInfluence
 

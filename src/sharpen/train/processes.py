@@ -112,7 +112,7 @@ class Several(Alone):
         return float(value)
 
     def gather(self, found: dict[int, Any]) -> dict[int, Any]:
-        parts: list[Any] = [None] * self.world
+        parts: Any = [None] * self.world
         torch.distributed.all_gather_object(parts, found)
         return {index: value for part in parts for index, value in part.items()}
 
