@@ -65,7 +65,7 @@ def calculator():
 def sandbox():
     if not shutil.which("bwrap"):
         pytest.skip("bubblewrap is not installed")
-    with Sandbox(limits=Limits(wall_s=3)) as found:
+    with Sandbox(limits=Limits(wall_s=2.5)) as found:
         yield found
 
 
@@ -390,7 +390,12 @@ FORGERIES = {
 }
 
 
-@pytest.mark.parametrize("name", FORGERIES)
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow) if "hang" in name else name for name in FORGERIES
+]
+
+
+@pytest.mark.parametrize("name", SLOW)
 def test_no_verdict_can_be_forged(sandbox, name):
     gold = {"tests": ["assert square(2) == 4", "assert square(13) == 169", "assert square(1) != 2"]}
     assert passed(sandbox, FORGERIES[name], gold)[:2] == [False, False]
@@ -435,6 +440,9 @@ def test_mbpp_gold(shared_data, sandbox):
 # SQL, JSON, text ---------------------------------------------------------------------------------
 
 
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n)"
+
+
 @needs_bwrap
 @pytest.mark.parametrize(
     ("query", "right"),
@@ -448,11 +456,8 @@ def test_mbpp_gold(shared_data, sandbox):
         ("PRAGMA database_list", False),
         ("DROP TABLE people; SELECT 1", False),
         ("DELETE FROM people", False),
-        (
-            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n) SELECT count(*) FROM n",
-            False,
-        ),
-        ("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n) SELECT i FROM n", False),
+        (f"{ENDLESS} SELECT count(*) FROM n", False),
+        (f"{ENDLESS} SELECT i FROM n", False),
         ("SELECT zeroblob(2000000000)", False),
         ("SELECT load_extension('/tmp/x')", False),
         ("SELECT x'ff'", False),
@@ -561,6 +566,14 @@ BAIT += [
 ]
 
 
+def test_bait_does_not_slow_mathematics(calculator):
+    started = time.process_time()
+    found = [calculator.calculate_reward("", text, "7")["components"] for text in BAIT[1:]]
+    assert not any(each["correctness"] for each in found)
+    assert time.process_time() - started < 10
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ANSWERABLE)
 def test_bait_is_bounded(calculator, kind):
     tasks = [Task("t", "?", gold=GOLD[kind][0], kind=kind)] * len(BAIT)
