@@ -1,4 +1,4 @@
-"""Check domain files: `python -m sharpen.world.check FILE…` prints every problem at once, and one
+"""Check domain files: `python tests/domain_check.py FILE…` prints every problem at once, and one
 executed call per tool. A file without problems is fit for the data builder."""
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from pydantic import BaseModel
 
 from sharpen.types import Json, SharpenError, ToolCall
 from sharpen.world.domain import Domain, DomainError, Tool, load_domain
-from sharpen.world.episode import Episode, Faults, World, outcome_of
+from sharpen.world.episode import Episode, Faults, Sampler, World, outcome_of
 from sharpen.world.expressions import Expression
 from sharpen.world.fields import FAMILIES, Family, value_schema
 from sharpen.world.phrases import SLOT, fill, slots
 from sharpen.world.reading import Figure
-from sharpen.world.sampling import Sampler
 from sharpen.world.state import seeded
 
 TOOLS, SHARED, OPS, SEEDS = 24, 8, 10, 12
@@ -102,8 +101,6 @@ def expressions(value: Any, path: str = "") -> Iterator[tuple[str, Expression]]:
         yield path, value
     elif isinstance(value, Figure):
         yield path, value.value
-        if value.when is not None:
-            yield path, value.when
     elif isinstance(value, BaseModel):
         for name in type(value).model_fields:
             yield from expressions(getattr(value, name), f"{path}.{name.rstrip('_')}")
@@ -182,7 +179,7 @@ def common_failure(domain: Domain, tool: Tool, family: Family) -> str:
 def check_rows(domain: Domain, episode: Episode) -> Iterator[str]:
     """Rows that were written must look as their entity says."""
     for table, edits in episode.snapshot().items():
-        entity = domain.entities.by_table[table]
+        entity = domain.entities[table.split(".")[1]]
         for row in (r for r in edits.values() if r is not None):
             for name, value in row.items():
                 field = entity.fields[name]
@@ -277,7 +274,7 @@ def show(path: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     if not arguments:
-        print("usage: python -m sharpen.world.check FILE…", file=sys.stderr)
+        print("usage: python tests/domain_check.py FILE…", file=sys.stderr)
         return 2
     problems = 0
     paths = [Path(a) for a in arguments]
@@ -293,3 +290,7 @@ def main(arguments: list[str]) -> int:
     twice = clashes(paths)
     print("\n".join(twice)) if twice else None
     return 1 if problems or twice else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

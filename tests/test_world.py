@@ -20,10 +20,11 @@ from sharpen.calls import parse_message
 from sharpen.envs.toolworld import ToolWorld
 from sharpen.types import Message, SharpenError, StopReason, Task, ToolCall
 from sharpen.world.cards import card_row
-from sharpen.world.domain import OPERATIONS, DomainError, load_domain
+from sharpen.world.domain import DomainError, load_domain
 from sharpen.world.episode import Faults, World, outcome_of
 from sharpen.world.expressions import Expression, ToolFailure, parse_condition, parse_named
 from sharpen.world.fields import FAMILIES
+from sharpen.world.operations import OPERATIONS
 from sharpen.world.phrases import fill, missing_question, slots
 from sharpen.world.state import base_rows, seeded
 
@@ -292,7 +293,7 @@ def test_families_share_no_keys_and_no_texts(world):
             for entity in entities.entities.values():
                 kept = [n for n, f in entity.fields.items() if f.kind in ("id", "text")]
                 for seed in range(8):
-                    rows = base_rows(entities, entity.name, family, seed).values()
+                    rows = base_rows(entities, family, seed, entity.name).values()
                     seen[family] |= {row[n] for row in rows for n in kept} - {None}
         assert not seen["train"] & (seen["dev"] | seen["test"])
         assert not seen["dev"] & seen["test"]
@@ -354,7 +355,6 @@ def test_expressions_work_out_and_refuse():
         ("name contains words", "Red kite", "KITE", True),
         ("tags has tag", ["a", "b"], "b", True),
         ("fare in fares", 3, [1, 2], False),
-        ("at on day", "2026-03-02T09:00", "2026-03-02", True),
         ("fare != other", 1, 2, True),
         ("fare = given?", 1, None, True),
         ("fare > least", None, 2, False),
@@ -362,12 +362,12 @@ def test_expressions_work_out_and_refuse():
 )
 def test_conditions(text, value, wanted, holds):
     condition = parse_condition(text)
-    args = {condition.param.name: wanted}
+    args = {condition.name: wanted}
     assert condition.holds({condition.field: value}, args) is holds
 
 
 def test_parameters_and_conditions_that_cannot_be_read_are_refused():
-    assert parse_named("limit?=5").default == 5 and not parse_named("note?").required
+    assert parse_named("limit?=5").value == 5 and not parse_named("note?").required
     for wrong in ("limit=5", "Two words", "a??"):
         with pytest.raises(ValueError):
             parse_named(wrong)

@@ -81,7 +81,7 @@ def load_yaml(path: str | Path | None = None, overrides: Sequence[str] = ()) -> 
         raise ConfigError(f"{path or 'overrides'}: {one_line(error)}") from None
 
 
-def read_yaml(path: str | Path) -> Any:
+def read_yaml(path: str | Path, loader: Any = yaml.SafeLoader) -> Any:
     """A YAML file's plain values."""
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -90,7 +90,7 @@ def read_yaml(path: str | Path) -> Any:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text at byte {error.start}") from None
     try:
-        return yaml.safe_load(text) or {}
+        return yaml.load(text, loader) or {}
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)

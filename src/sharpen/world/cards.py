@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
 
 from sharpen.types import Json
 from sharpen.world.domain import Domain, Tool
@@ -14,57 +13,36 @@ from sharpen.world.state import seeded
 EXAMPLES, SEEDS = 2, 20
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCard:
-    """`reliability` (share of calls that are answered) and `latency_ms` are drawn from the name:
-    made up, but the same everywhere."""
-
-    name: str
-    category: str
-    description: str
-    parameters: Json
-    outputs: Json
-    capabilities: tuple[str, ...]
-    examples: tuple[Json, ...]
-    reliability: float
-    latency_ms: int
-    read_only: bool
-
-
-def tool_card(world: World, tool: Tool) -> ToolCard:
+def card_row(world: World, tool: Tool) -> Json:
+    """The card as a plain JSON row. `reliability` (share of calls that are answered) and
+    `latency_ms` are drawn from the name: made up, but the same everywhere."""
     domain = world.domain(tool.category)
     drawn = int.from_bytes(hashlib.blake2b(tool.name.encode(), digest_size=8).digest(), "big")
-    return ToolCard(
-        name=tool.name,
-        category=tool.category,
-        description=tool.spec.description,
-        parameters=tool.spec.parameters,
-        outputs=tool.outputs(),
-        capabilities=capabilities(domain, tool),
-        examples=examples(domain, tool),
-        reliability=round(0.95 + drawn % 1000 / 20_000, 3),
-        latency_ms=30 + drawn // 1000 % 770 + (0 if tool.read_only else 120),
-        read_only=tool.read_only,
-    )
+    return {
+        "name": tool.name,
+        "category": tool.category,
+        "description": tool.spec.description,
+        "parameters": tool.spec.parameters,
+        "outputs": tool.outputs(),
+        "capabilities": capabilities(domain, tool),
+        "examples": examples(domain, tool),
+        "reliability": round(0.95 + drawn % 1000 / 20_000, 3),
+        "latency_ms": 30 + drawn // 1000 % 770 + (0 if tool.read_only else 120),
+        "read_only": tool.read_only,
+    }
 
 
-def card_row(world: World, tool: Tool) -> Json:
-    """The card as a plain JSON row."""
-    row = asdict(tool_card(world, tool))
-    return row | {"capabilities": list(row["capabilities"]), "examples": list(row["examples"])}
-
-
-def capabilities(domain: Domain, tool: Tool) -> tuple[str, ...]:
+def capabilities(domain: Domain, tool: Tool) -> list[str]:
     """What it does to what, and which keys it takes and gives: how tools chain."""
-    entities = domain.entities.entities
-    about = entities[tool.operation.entity].noun if tool.operation.entity else ""
-    found = [f"{tool.operation.op.replace('_', ' ')} {about}".strip()]
+    entities, operation = domain.entities, tool.operation
+    about = entities[operation.entity].noun if operation.entity else ""
+    found = [f"{operation.op.replace('_', ' ')} {about}".strip()]
     found += [f"takes {entities[e].noun}" for e in tool.takes.values()]
     found += [f"gives {entities[e].noun}" for e in tool.yields.values()]
-    return tuple(dict.fromkeys(found))
+    return list(dict.fromkeys(found))
 
 
-def examples(domain: Domain, tool: Tool) -> tuple[Json, ...]:
+def examples(domain: Domain, tool: Tool) -> list[Json]:
     """Requests with the calls that serve them and their answers, each really executed."""
     found: list[Json] = []
     for seed in range(SEEDS):
@@ -76,4 +54,4 @@ def examples(domain: Domain, tool: Tool) -> tuple[Json, ...]:
             found.append({"request": request, "arguments": call.arguments, "result": result})
         if len(found) == EXAMPLES:
             break
-    return tuple(found)
+    return found

@@ -4,35 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from pydantic import Field as Setting
 
-try:
-    from yaml import CSafeLoader as SafeLoader  # ten times as fast, where libyaml is there
-except ImportError:
-    from yaml import SafeLoader
-
-from sharpen.config import Config, ConfigError, one_line, parse_config
+from sharpen.config import Config, ConfigError, one_line, parse_config, read_yaml
 from sharpen.tools import validator_for
 from sharpen.types import Json, SharpenError, ToolSpec
-from sharpen.world import editing, making, reading
-from sharpen.world.fields import Field, shared_pools, value_schema
-from sharpen.world.phrases import SLOT
+from sharpen.world import reading, writing  # noqa: F401  they register the operations
+from sharpen.world.fields import Field, value_schema
+from sharpen.world.operations import OPERATIONS, UNSET, Operation, Param, Shape
 from sharpen.world.state import Entities, Entity
-from sharpen.world.templates import Operation, Param, Shape
-
-OPERATIONS: dict[str, type[Operation]] = {
-    cls.op: cls
-    for module in (reading, making, editing)
-    for cls in vars(module).values()
-    if isinstance(cls, type) and issubclass(cls, Operation) and "op" in vars(cls) and cls.op
-}
 
 
 class DomainError(SharpenError):
@@ -43,11 +30,20 @@ class DomainError(SharpenError):
         self.problems = problems
 
 
-class Loader(SafeLoader):  # pyright: ignore[reportGeneralTypeIssues]
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # pyright: ignore
     """YAML as writers mean it: only true/false are booleans, 09:30 is text, a key stands once."""
 
+    yaml_implicit_resolvers: ClassVar[Json] = {}
 
-Loader.yaml_implicit_resolvers = {}
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Json:
+        keys = [self.construct_object(key) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                text = f"the key {key!r} stands twice"
+                raise yaml.constructor.ConstructorError(None, None, text, node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 for tag, pattern, first in (
     ("bool", r"true|false", "tf"),
     ("int", r"[-+]?(0|[1-9][0-9]*)", "-+0123456789"),
@@ -57,24 +53,9 @@ for tag, pattern, first in (
     Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), first)
 
 
-def unique_mapping(loader: Any, node: yaml.MappingNode) -> Json:
-    pairs = [(loader.construct_object(k), loader.construct_object(v, True)) for k, v in node.value]
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [k for k, _ in pairs]
-        twice = next(n for n in names if names.count(n) > 1)
-        raise yaml.constructor.ConstructorError(
-            None, None, f"the key {twice!r} stands twice", node.start_mark
-        )
-    return values
-
-
-Loader.add_constructor("tag:yaml.org,2002:map", unique_mapping)
-
-
 @dataclass(frozen=True, eq=False)
 class Tool:
-    """One executable tool: its template with settings, and what was derived from them."""
+    """One executable tool: its operation with settings, and what was derived from them."""
 
     name: str
     category: str
@@ -102,8 +83,7 @@ class Tool:
     @property
     def takes(self) -> dict[str, str]:
         """Parameters that take a key, with the entity it is a key of."""
-        found = {p.name: p.field.entity for p in self.params.values()}
-        return {name: entity for name, entity in found.items() if entity}
+        return {p.name: p.field.entity for p in self.params.values() if p.field.entity}
 
     @property
     def yields(self) -> dict[str, str]:
@@ -153,31 +133,20 @@ class DomainFile(Config):
 
     category: str
     about: str
-    entities: dict[str, dict[str, Any]]
+    entities: dict[str, Entity]
     tools: dict[str, dict[str, Any]]
     pools: dict[str, list[str]] = Setting({})
 
 
-def read_domain(path: Path) -> DomainFile:
-    try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        at = f"{path.name}:{mark.line + 1}" if mark else path.name
-        text = getattr(error, "problem", "") or one_line(error)
-        raise DomainError([f"{at}: not YAML: {text}"]) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DomainError([f"{path}: {one_line(error)}"]) from None
-    return parse_config(DomainFile, values, path.name)
-
-
 def load_domain(path: str | Path) -> Domain:
     """A domain file's tools, or a `DomainError` that lists all that is wrong."""
-    path = Path(path)
-    file, problems, tools = read_domain(path), list[str](), dict[str, Tool]()
-    if not re.fullmatch(r"[a-z]+/[a-z_]+", file.category):
-        problems.append(f"category: expected domain/subdomain, found {file.category!r}")
-    entities = Entities(file.category, load_entities(file, problems), file.pools)
+    path, tools = Path(path), dict[str, Tool]()
+    try:
+        file = parse_config(DomainFile, read_yaml(path, Loader), path.name)
+    except ConfigError as error:
+        raise DomainError([str(error)]) from None
+    entities = Entities(file.category, file.entities, file.pools)
+    problems = list(entity_problems(entities))
     # Tools stand on the entities: they would only repeat what is wrong with these.
     for name, values in ({} if problems else file.tools).items():
         try:
@@ -190,91 +159,68 @@ def load_domain(path: str | Path) -> Domain:
     return Domain(file.category, file.about, entities, tools)
 
 
-def load_entities(file: DomainFile, problems: list[str]) -> dict[str, Entity]:
-    found: dict[str, Entity] = {}
-    for name, values in file.entities.items():
-        at = f"entities.{name}"
-        named = values | {"name": name, "table": f"{file.category}.{name}"}
-        try:
-            entity = found[name] = parse_config(Entity, named, at)
-        except ConfigError as error:
-            problems.append(str(error))
-            continue
-        if not entity.fields or entity.fields[entity.key].kind not in ("id", "text", "choice"):
-            problems.append(f"{at}: the first field is the key and must be id, text or choice")
-        elif entity.key == name:
-            problems.append(f"{at}: the key needs another name than its entity, such as {name}_id")
+def entity_problems(entities: Entities) -> Iterator[str]:
+    if not re.fullmatch(r"[a-z]+/[a-z_]+", entities.category):
+        yield f"category: expected domain/subdomain, found {entities.category!r}"
+    for name, entity in entities.entities.items():
+        if not entity.key or entity.fields[entity.key].kind not in ("id", "text", "choice"):
+            yield f"entities.{name}: the first field is the key and must be id, text or choice"
+        if entity.key == name:
+            yield f"entities.{name}: the key needs another name, such as {name}_id"
         for field_name, field in entity.fields.items():
-            missing = [f"pool {name!r}" for name in missing_pools(field, file.pools)]
-            if field.entity and field.entity not in file.entities:
-                missing.append(f"entity {field.entity!r}")
-            problems += [f"{at}.{field_name}: no {what}" for what in missing]
-    return found
-
-
-def missing_pools(field: Field, pools: Collection[str]) -> list[str]:
-    if field.kind == "object":
-        return [p for inner in field.spec.values() for p in missing_pools(inner, pools)]
-    named = SLOT.findall(field.spec) if field.kind == "text" and isinstance(field.spec, str) else []
-    return [name for name in named if name not in pools and name not in shared_pools()]
+            if field.entity and field.entity not in entities.entities:
+                yield f"entities.{name}.{field_name}: no entity {field.entity!r}"
+        try:
+            entities.drawn(entity, "train")
+        except ValueError as error:
+            yield f"entities.{name}: {error}"
 
 
 def load_tool(name: str, values: Json, entities: Entities) -> Tool:
-    operation = OPERATIONS.get(str(values.get("op")))
+    operation = OPERATIONS.get(str(values.pop("op", "")))
     if operation is None:
         raise ConfigError(f"op: expected one of {', '.join(OPERATIONS)}")
-    if values.get("entity", "") not in ("", *entities.entities):
-        raise ConfigError(f"entity: no entity {values['entity']!r}")
-    settings = quoted(values, values.get("into") or values.get("entity"), entities)
-    del settings["op"]
+    home = str(values.get("into") or values.get("entity"))
+    settings = quoted(values, home, entities) | {"entities": entities}
     if isinstance(values.get("params"), dict):
-        like = {n: unlike(f, values, entities) for n, f in values["params"].items()}
-        settings["params"] = like
-    if "also" in values:
-        settings["also"] = [quoted(new, new.get("entity"), entities) for new in values["also"]]
-    loaded = parse_config(operation, settings, f"tools.{name}")
-    params: dict[str, Param] = {}
-    for param in loaded.parameters(entities):
-        if param.name in params:
-            raise ConfigError(f"params: {param.name!r} stands twice")
-        params[param.name] = param
-    for declared, field in loaded.params.items():
-        if declared not in params:
-            raise ConfigError(f"params: {declared!r} is not used by the tool")
-        for pool in missing_pools(field, entities.pools):
-            raise ConfigError(f"params: no pool {pool!r}")
-    shape = loaded.shape(entities) | dict.fromkeys(loaded.returns, "any")
+        settings["params"] = {n: unlike(f, home, entities) for n, f in values["params"].items()}
+    if isinstance(values.get("also"), list):
+        settings["also"] = [quoted(new, "", entities) for new in values["also"]]
+    tool = parse_config(operation, settings, f"tools.{name}")
+    taken = tool.parameters()
+    params = {param.name: param for param in taken}
+    for text, names in {
+        "stands twice": [param.name for param in taken if params[param.name] is not param],
+        "is not used by the tool": [name for name in tool.params if name not in params],
+    }.items():
+        if names:
+            raise ConfigError(f"params: {names[0]!r} {text}")
+    for field in tool.params.values():
+        entities.drawn(field, "train")  # refuses a pool that is not there
     schema: Json = {"type": "object", "properties": {n: p.schema() for n, p in params.items()}}
     required = [n for n, p in params.items() if p.required]
     schema |= {"required": required} if required else {}
-    spec = ToolSpec(name, loaded.about, schema | {"additionalProperties": False})
-    return Tool(name, entities.category, loaded, params, shape, spec)
+    spec = ToolSpec(name, tool.about, schema | {"additionalProperties": False})
+    return Tool(name, entities.category, tool, params, tool.shape(), spec)
 
 
-def unlike(field: Any, settings: Json, entities: Entities) -> Any:
+def unlike(field: Any, home: str, entities: Entities) -> Any:
     """`{like: fare, about: …}` → that field with another description."""
     if not isinstance(field, dict) or "like" not in field:
         return field
-    owner, _, name = str(field["like"]).rpartition(".")
-    owner = owner or settings.get("into") or settings.get("entity", "")
-    known = entities.entities.get(owner)
-    if known is None or name not in known.fields:
-        raise ConfigError(f"params: like: no field {field['like']!r}")
-    source, rest = known.fields[name], {k: v for k, v in field.items() if k != "like"}
-    if name == known.key:
-        return {"ref": owner, "about": source.about} | rest
-    kept = ("kind", "spec", "about", "step", "bounds", "free", "format", "size")
-    return {key: getattr(source, key) for key in kept} | rest
+    owner, name = f"{home}.{field['like']}".split(".")[-2:]
+    rest = {key: value for key, value in field.items() if key != "like"}
+    return dict(entities[owner].select([name])[name]) | UNSET | rest
 
 
-def quoted(settings: Json, entity: Any, entities: Entities) -> Json:
+def quoted(effect: Any, home: str, entities: Entities) -> Any:
     """Under `set`, a bare value of a choice field stands for itself."""
-    known, given = entities.entities.get(str(entity)), settings.get("set")
-    if known is None or not isinstance(given, dict):
-        return dict(settings)
-    fields = known.select(given) if given else {}
+    given = effect.get("set") if isinstance(effect, dict) else None
+    if not given or not isinstance(given, dict):
+        return effect
+    fields = entities[home or effect["entity"]].select(given)
     literal = {
         name: repr(value) if fields[name].kind == "choice" and value in fields[name].spec else value
         for name, value in given.items()
     }
-    return settings | {"set": literal}
+    return effect | {"set": literal}

@@ -13,15 +13,15 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from sharpen.tools import complaints
 from sharpen.types import Json, SharpenError, ToolCall
 from sharpen.world.domain import Domain, Tool, load_domain
 from sharpen.world.expressions import ToolFailure
-from sharpen.world.fields import TODAY, Family, plain
-from sharpen.world.sampling import Sampler
+from sharpen.world.fields import TODAY, Family, Field, plain
+from sharpen.world.operations import Call, Param
 from sharpen.world.state import Entity, Tables, base_rows, diff, seeded
-from sharpen.world.templates import Call
 
 DOMAINS = Path(__file__).parent / "domains"
 TRIES = 80  # arguments drawn before a tool is said not to reach an outcome from this state
@@ -34,8 +34,7 @@ FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Injected failures: by rate, drawn from the seed, or at given calls of the episode (0 is the
-    first)."""
+    """Injected failures: by rate, drawn from the seed, or at given calls (0 is the first)."""
 
     timeout: float = 0.0
     rate_limit: float = 0.0
@@ -43,15 +42,13 @@ class Faults:
     at: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        wrong = [kind for kind in self.at.values() if kind not in FAULTS]
-        if wrong:
-            raise SharpenError(f"faults: expected {' or '.join(FAULTS)}, found {wrong[0]!r}")
+        for kind in self.at.values():
+            if kind not in FAULTS:
+                raise SharpenError(f"faults: expected {' or '.join(FAULTS)}, found {kind!r}")
 
     def kind(self, number: int) -> str:
-        if number in self.at:
-            return self.at[number]
-        if not (self.timeout or self.rate_limit):
-            return ""
+        if number in self.at or not (self.timeout or self.rate_limit):
+            return self.at.get(number, "")
         drawn = seeded("fault", self.seed, number).random()
         if drawn < self.timeout:
             return "timeout"
@@ -66,11 +63,7 @@ class World:
         if not found:
             raise SharpenError(f"{folder}: no domain files (*.yaml)")
         self.files = {file.stem.replace("_", "/", 1): file for file in found}
-        self.loaded: dict[str, Domain] = {}
-
-    @property
-    def categories(self) -> list[str]:
-        return list(self.files)
+        self.categories, self.loaded = list(self.files), dict[str, Domain]()
 
     def domain(self, category: str) -> Domain:
         if category not in self.files:
@@ -125,17 +118,15 @@ class Episode:
 
     def base(self, entity: Entity) -> dict[str, Json]:
         category, name = entity.table.split(".")
-        return base_rows(self.domains[category].entities, name, self.family, self.seed)
+        return base_rows(self.domains[category].entities, self.family, self.seed, name)
 
     def tools(self) -> Iterator[Tool]:
         for domain in self.domains.values():
             yield from domain.tools.values()
 
     def tool(self, name: str) -> Tool | None:
-        for domain in self.domains.values():
-            if name in domain.tools:
-                return domain.tools[name]
-        return None
+        found = (domain.tools[name] for domain in self.domains.values() if name in domain.tools)
+        return next(found, None)
 
     def call(self, call: ToolCall, offered: Container[str] | None = None) -> Json:
         """Execute one call, of the tools on offer. Whatever is wrong with it is the answer, never
@@ -144,8 +135,7 @@ class Episode:
         tool = self.tool(call.name)
         if tool is None or (offered is not None and call.name not in offered):
             return failure("unknown_tool", f"there is no tool {call.name!r}")
-        problems = complaints(tool.validator, call.arguments)
-        if problems:
+        if problems := complaints(tool.validator, call.arguments):
             return failure("invalid_argument", "; ".join(problems))
         if fault:
             return failure(fault, FAULTS[fault])
@@ -162,8 +152,7 @@ class Episode:
             if isinstance(value, float):
                 args[name] = plain(value)
         entities = self.domains[tool.category].entities
-        home = entities.entities.get(tool.operation.entity)
-        running = Call(entities, self.tables, tool.params, args, self.constants, home)
+        running = Call(entities, self.tables, tool.params, args, self.constants)
         result = tool.operation.execute(running)
         for entity, key, row in running.writes:
             self.tables.put(entity, key, row)
@@ -182,14 +171,14 @@ class Episode:
     def restore(self, snapshot: Json) -> None:
         self.tables = Tables(self.base)
         for table, edits in snapshot.items():
-            entity = self.domains[table.split(".")[0]].entities.by_table[table]
+            category, name = table.split(".")
             for key, row in edits.items():
-                self.tables.put(entity, key, row)
+                self.tables.put(self.domains[category].entities[name], key, row)
 
     def state(self) -> Json:
         """Every row, for a reader: table → key → row."""
         found = [e for d in self.domains.values() for e in d.entities.entities.values()]
-        return {e.table: dict(self.tables.rows(e)) for e in found}
+        return {entity.table: dict(self.tables.rows(entity)) for entity in found}
 
     def changes(self) -> Json:
         return self.tables.changes()
@@ -212,10 +201,7 @@ class Episode:
         outcome (`ok`, or an error's code) in the present state; None when none was found."""
         sampler, names = Sampler(self, tool, rng), {*tool.required, *using}
         for _ in range(TRIES):
-            arguments = sampler.arguments(names)
-            if outcome == "not_found":
-                arguments = sampler.misdirect(arguments)
-            call = ToolCall(tool.name, arguments)
+            call = ToolCall(tool.name, sampler.arguments(names, outcome == "not_found"))
             if outcome_of(self.fork().call(call)) == outcome:
                 return call
         return None
@@ -228,8 +214,67 @@ def failure(code: str, message: str) -> Json:
 def outcome_of(result: Json) -> str:
     """`ok`, `empty` for a search that found nothing, `partial` for a batch with refused rows, or
     the error's code."""
-    if "error" in result:
-        return str(result["error"])
-    if result.get("refused"):
-        return "partial"
+    if "error" in result or result.get("refused"):
+        return str(result.get("error", "partial"))
     return "empty" if result.get("count") == 0 else "ok"
+
+
+class Sampler:
+    """Draws arguments of one tool around a row of the present state, so that conditions are met."""
+
+    def __init__(self, episode: Episode, tool: Tool, rng: random.Random):
+        self.tool, self.rng, self.tables = tool, rng, episode.tables
+        self.family: Family = episode.family
+        self.entities = episode.domains[tool.category].entities
+
+    def keys(self, entity: str) -> list[str]:
+        return list(self.tables.rows(self.entities[entity]))
+
+    def value(self, field: Field) -> Any:
+        draw = self.entities.drawn(field, self.family)
+        return draw(self.rng.random, self.rng.sample, self.keys)
+
+    def arguments(self, names: Container[str], misdirected: bool = False) -> Json:
+        """Values for these parameters; misdirected ones have a key that nothing has."""
+        tool, home = self.tool, self.tool.operation.entity
+        rows = list(self.tables.rows(self.entities[home]).values()) if home else []
+        anchor = self.rng.choice(rows) if rows else {}
+        wanted = [param for param in tool.params.values() if param.name in names]
+        found = {param.name: self.argument(param, anchor) for param in wanted}
+        keys = [name for name in tool.takes if isinstance(found.get(name), str)]
+        for name in keys[:1] if misdirected else ():
+            entity = self.entities[tool.takes[name]]
+            found[name] = self.value(entity.fields[entity.key])
+        return found
+
+    def argument(self, param: Param, anchor: Json) -> Any:
+        operation = self.tool.operation
+        if param.many:
+            return self.several(param, param.many, anchor)
+        if param.anchor and anchor.get(param.anchor) not in (None, []):
+            return self.near(param.op, anchor[param.anchor])
+        own = operation.keyed and param.field.entity == operation.entity
+        return anchor[param.name] if own and param.name in anchor else self.value(param.field)
+
+    def near(self, op: str, value: Any) -> Any:
+        """A condition's value that a row with `value` meets."""
+        if op in ("<=", "<", ">=", ">") and not isinstance(value, str):
+            span = abs(value) * 0.25 + (0 if isinstance(value, float) else 1)
+            moved = value + (span if op in ("<=", "<") else -span)
+            whole = abs(moved) >= 10 or isinstance(value, int)
+            return max(0 if value >= 0 else moved, round(moved) if whole else round(moved, 1))
+        if op == "contains":
+            return max(str(value).split(), key=len).strip(".,;:").lower()
+        return self.rng.choice(value) if op == "has" else value
+
+    def several(self, param: Param, many: tuple[int, int], anchor: Json) -> list[Any]:
+        count = self.rng.randint(max(many[0], 1), min(many[1], 3))
+        first = anchor.get(param.anchor or param.name.removesuffix("s"))
+        found = [first] if first is not None else []
+        while len(found) < count:
+            value = self.value(param.field)
+            if value in found and count > many[0]:
+                count -= 1
+            elif value not in found:
+                found.append(value)
+        return found

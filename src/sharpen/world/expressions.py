@@ -9,7 +9,9 @@ or reach outside.
 from __future__ import annotations
 
 import ast
+import json
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,13 +22,10 @@ from pydantic import BeforeValidator, InstanceOf
 
 from sharpen.types import SharpenError
 
-NODES = (
-    *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Call),
-    *(ast.Name, ast.Attribute, ast.Constant, ast.List, ast.Tuple, ast.Load, ast.operator),
-    *(ast.unaryop, ast.boolop, ast.cmpop),
-)
+NODES = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Constant)
+NODES += (ast.List, ast.Tuple, ast.Load, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
 PARAM = re.compile(r"([a-z]\w*)(\?)?(?:=(.+))?")
-CONDITION = re.compile(r"(\w+)(?:\s*(!=|<=|>=|=|<|>|\bcontains\b|\bhas\b|\bin\b|\bon\b)\s*(.+))?")
+CONDITION = re.compile(r"(\w+)\s*(!=|<=|>=|=|<|>|\bcontains\b|\bhas\b|\bin\b)\s*(.+)")
 
 
 class ToolFailure(Exception):
@@ -46,59 +45,34 @@ def clock(total: float) -> str:
     return f"{int(total) // 60 % 24:02d}:{int(total) % 60:02d}"
 
 
+def day(text: str) -> date:
+    return date.fromisoformat(text[:10])
+
+
+PLAIN = (min, max, abs, round, len, minutes, clock, math.ceil, math.floor)
 FUNCTIONS: dict[str, Any] = {
-    "min": min,
-    "max": max,
-    "abs": abs,
-    "round": round,
-    "len": len,
-    "ceil": math.ceil,
-    "floor": math.floor,
-    "sqrt": math.sqrt,
-    "power": math.pow,
-    "lower": str.lower,
-    "upper": str.upper,
-    "minutes": minutes,
-    "clock": clock,
-    "days_between": lambda a, b: (
-        date.fromisoformat(b[:10]).toordinal() - date.fromisoformat(a[:10]).toordinal()
-    ),
-    "add_days": lambda day, n: str(date.fromisoformat(day[:10]) + timedelta(days=int(n))),
+    **{function.__name__: function for function in PLAIN},
+    "power": math.pow,  # what `**` becomes, for it cannot hang
+    "days_between": lambda first, last: (day(last) - day(first)).days,
+    "add_days": lambda first, n: str(day(first) + timedelta(days=int(n))),
     "add_minutes": lambda time, n: clock(minutes(time) + n),
-    "weekday": lambda day: date.fromisoformat(day[:10]).strftime("%A"),
-    "without": lambda items, *drop: [i for i in items if i not in drop],
 }
-GLOBALS = {"__builtins__": {}} | FUNCTIONS
 
 
-class Expression:
-    """One compiled expression: the names it reads, and the `row.field` pairs among them."""
+class Expression(ast.NodeTransformer):
+    """One compiled expression, with the names it reads and the `row.field` pairs among them."""
 
     def __init__(self, source: Any):
         self.source = str(source)
+        self.names, self.attributes = set[str](), set[tuple[str, str]]()
         try:
             tree = ast.parse(self.source, mode="eval")
         except (SyntaxError, ValueError, RecursionError):
             cut = self.source.count("(") != self.source.count(")")
             hint = " (YAML cuts at a comma inside {…}: quote the text)" if cut else ""
             raise ValueError(f"not an expression: {self.source!r}{hint}") from None
-        self.attributes: set[tuple[str, str]] = set()
-        called: set[str] = set()
-        for node in ast.walk(tree):
-            if not isinstance(node, NODES):
-                raise ValueError(f"{type(node).__name__} is not allowed in {self.source!r}")
-            if isinstance(node, ast.Call):
-                if not isinstance(node.func, ast.Name) or node.func.id not in FUNCTIONS:
-                    raise ValueError(f"unknown function in {self.source!r}: {', '.join(FUNCTIONS)}")
-                called.add(node.func.id)
-            if isinstance(node, ast.Attribute):
-                if not isinstance(node.value, ast.Name):
-                    raise ValueError(f"only entity.field can be read, in {self.source!r}")
-                self.attributes.add((node.value.id, node.attr))
-        owners = {owner for owner, _ in self.attributes}
-        names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-        self.names = names - called - owners
-        self.code = compiled(tree)
+        body = ast.unparse(self.visit(tree))
+        self.code = eval(f"lambda scope: {body}", {"__builtins__": {}} | FUNCTIONS)
 
     def __call__(self, scope: Mapping[str, Any]) -> Any:
         try:
@@ -108,115 +82,91 @@ class Expression:
         except KeyError as error:
             raise SharpenError(f"expression {self.source!r}: unknown name ({error})") from None
 
-
-def compiled(tree: ast.Expression) -> Callable[[Mapping[str, Any]], Any]:
-    """A function of the scope: `flight.fare` reads `scope['flight']['fare']`."""
-    body = ast.unparse(Scoped().visit(tree))
-    return eval(f"lambda scope: {body}", GLOBALS)
-
-
-class Scoped(ast.NodeTransformer):
-    """Names become items of the scope, as rows are dicts; `**` becomes `power`, which cannot
-    hang."""
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Subscript(ast.Name("scope"), ast.Constant(node.id))
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        return ast.Subscript(self.visit(node.value), ast.Constant(node.attr))
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        return ast.Call(node.func, [self.visit(arg) for arg in node.args], [])
-
-    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        self.generic_visit(node)
-        if isinstance(node.op, ast.Pow):
-            return ast.Call(ast.Name("power"), [node.left, node.right], [])
-        return node
+    def visit(self, node: ast.AST) -> Any:
+        """Refuses what is not allowed, and makes names items of the scope, as rows are dicts."""
+        match node:
+            case ast.Name(name):
+                self.names.add(name)
+                return scoped(name)
+            case ast.Attribute(ast.Name(owner), name):
+                self.attributes.add((owner, name))
+                return ast.Subscript(scoped(owner), ast.Constant(name))
+            case ast.Call(ast.Name(name) as function, args, []) if name in FUNCTIONS:
+                return ast.Call(function, [self.visit(arg) for arg in args], [])
+            case ast.BinOp(left, ast.Pow(), right):
+                return ast.Call(ast.Name("power"), [self.visit(left), self.visit(right)], [])
+            case ast.Call():
+                known = ", ".join(FUNCTIONS)
+                raise ValueError(f"unknown function in {self.source!r}; there are {known}")
+        if not isinstance(node, NODES):
+            raise ValueError(f"{type(node).__name__} is not allowed in {self.source!r}")
+        return self.generic_visit(node)
 
 
-Expr = Annotated[InstanceOf[Expression], BeforeValidator(Expression)]
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A parameter as a tool names it: `seat`, `note?`, `limit?=5`."""
-
-    name: str
-    required: bool = True
-    default: Any = None
-
-
-def parse_named(text: Any) -> Named:
-    match = PARAM.fullmatch(str(text).strip())
-    if not match or (match[3] and not match[2]):
-        raise ValueError(f"expected `name`, `name?` or `name?=default`, found {text!r}")
-    return Named(match[1], not match[2], literal(match[3]) if match[3] else None)
-
-
-def literal(text: str) -> Any:
-    """A number, `true`/`false`, or text with or without quotes."""
-    plain = {"true": True, "false": False, "null": None}
-    if text in plain:
-        return plain[text]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-def contains(value: Any, wanted: Any) -> bool:
-    return str(wanted).lower() in str(value).lower()
+def scoped(name: str) -> ast.expr:
+    return ast.Subscript(ast.Name("scope"), ast.Constant(name))
 
 
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "=": lambda value, wanted: (
-        value == wanted
-        or (isinstance(value, str) and isinstance(wanted, str) and value.lower() == wanted.lower())
-    ),
-    "!=": lambda value, wanted: value != wanted,
-    "<": lambda value, wanted: value < wanted,
-    "<=": lambda value, wanted: value <= wanted,
-    ">": lambda value, wanted: value > wanted,
-    ">=": lambda value, wanted: value >= wanted,
-    "contains": contains,
-    "has": lambda value, wanted: wanted in value,
+    "=": lambda value, wanted: value == wanted or str(value).lower() == str(wanted).lower(),
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "contains": lambda value, words: str(words).lower() in str(value).lower(),
+    "has": operator.contains,
     "in": lambda value, wanted: value in wanted,
-    "on": lambda value, wanted: value[:10] == wanted,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`field op parameter`, or `field op 'literal'`. A bare `field` compares it with the parameter
-    of its own name."""
+    """`field op parameter`, or `field op 'literal'`. A bare `field` is `field = field`; parameters
+    are `seat`, `note?` or `limit?=5`."""
 
     field: str
-    op: str
-    param: Named | None
-    value: Any = None
+    op: str = "="
+    name: str = ""  # the parameter; a literal has none
+    required: bool = True
+    value: Any = None  # the literal, or the parameter's default
 
     def holds(self, row: Mapping[str, Any], args: Mapping[str, Any]) -> bool:
-        wanted = args.get(self.param.name) if self.param else self.value
+        wanted = args.get(self.name) if self.name else self.value
         if wanted is None:
             return True
         value = row.get(self.field)
         return value is not None and COMPARE[self.op](value, wanted)
 
 
+def parse_named(text: Any, field: str = "", op: str = "=") -> Condition:
+    match = PARAM.fullmatch(str(text).strip())
+    if not match or (match[3] and not match[2]):
+        raise ValueError(f"expected `name`, `name?` or `name?=default`, found {text!r}")
+    return Condition(field or match[1], op, match[1], not match[2], literal(match[3] or "null"))
+
+
 def parse_condition(text: Any) -> Condition:
     raw = str(text).strip()
-    bare = PARAM.fullmatch(raw)
-    if bare:
-        return Condition(bare[1], "=", parse_named(raw))
+    if PARAM.fullmatch(raw):
+        return parse_named(raw)
     match = CONDITION.fullmatch(raw)
-    if not match or not match[2]:
+    if not match:
         raise ValueError(f"expected `field`, `field op parameter` or `field op 'value'`: {text!r}")
-    right = match[3].strip()
+    field, op, right = match.groups()
     if right[0] in "'\"-0123456789" or right in ("true", "false"):
-        return Condition(match[1], match[2], None, literal(right))
-    return Condition(match[1], match[2], parse_named(right))
+        return Condition(field, op, value=literal(right))
+    return parse_named(right, field, op)
 
 
-NamedParam = Annotated[InstanceOf[Named], BeforeValidator(parse_named)]
+def literal(text: str) -> Any:
+    """A number, `true`, `false`, `null`, or text with or without quotes."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text.strip("'")
+
+
+Expr = Annotated[InstanceOf[Expression], BeforeValidator(Expression)]
+Named = Annotated[InstanceOf[Condition], BeforeValidator(parse_named)]
 Where = Annotated[InstanceOf[Condition], BeforeValidator(parse_condition)]

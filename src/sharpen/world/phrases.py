@@ -37,13 +37,11 @@ def fill(template: str, *sources: Mapping[str, Any]) -> str:
 
 
 def go(value: Any, step: str) -> Any:
-    if isinstance(value, list):
-        if step == "*":
-            return value
-        if not step.isdigit():
-            return [v[step] for v in value]
-        return value[int(step)]
-    return value[step]
+    if not isinstance(value, list):
+        return value[step]
+    if step == "*":
+        return value
+    return value[int(step)] if step.isdigit() else [v[step] for v in value]
 
 
 def spoken(value: Any) -> str:
@@ -54,10 +52,8 @@ def spoken(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        words = [spoken(v) for v in value]
-        return (
-            " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words) or "none"
-        )
+        *first, last = [spoken(v) for v in value] or ["none"]
+        return f"{', '.join(first)} and {last}" if first else last
     if isinstance(value, dict):
         return ", ".join(f"{k.replace('_', ' ')} {spoken(v)}" for k, v in value.items())
     if isinstance(value, float) and value == int(value):
@@ -69,8 +65,6 @@ def missing_question(tool: Tool, parameter: str) -> str:
     """What the assistant asks when a request leaves this parameter out."""
     param = tool.params[parameter]
     about = param.field.about
-    if param.field.question:
-        return param.field.question
     if about.split()[0] in ("what", "when", "where", "whether", "which", "who", "how", "why"):
         return f"Could you tell me {about}?"
     return f"What is the {about}{' of each' if param.many else ''}?"

@@ -1,132 +1,61 @@
-"""The operation templates that read."""
+"""The operations that read."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from functools import cache
-from typing import Annotated, Any, ClassVar
+from functools import cache, cached_property
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, InstanceOf
-from pydantic import Field as Setting
 
 from sharpen.types import Json
 from sharpen.world.expressions import (
     Condition,
     Expr,
     Expression,
-    Named,
-    ToolFailure,
+    Where,
     clock,
     minutes,
+    parse_named,
 )
-from sharpen.world.fields import Field, plain
-from sharpen.world.state import Entities, Scope
-from sharpen.world.templates import (
-    Calendar,
-    Call,
-    Operation,
-    Param,
-    Selecting,
-    Shape,
-    conflict,
-    tidy,
-)
+from sharpen.world.fields import plain
+from sharpen.world.operations import Call, Names, Operation, operation, refuse, tidy
+from sharpen.world.state import Scope
 
 SHOWN, GROUPS = 5, 8  # rows and groups in an answer that has no limit of its own
-FIGURE = re.compile(r"(sum|average|lowest|highest|count|share)(?: (.+?))?(?: if (.+))?")
+Order = Literal["highest", "lowest"]
+NOTHING: dict[str, Names] = {}
+expression = cache(Expression)
 
 
-def counted(entities: Entities, entity: str, names: Any, **more: Shape) -> Shape:
-    """`count` and some rows."""
-    known = entities[entity]
-    return {"count": "integer", known.plural: [known.select(names) | more]}
+class Figure:
+    """`sum amount`, `average fare if cabin == 'economy'`, `count`, `share paid`."""
+
+    ways = ("sum", "count", "average", "share", "lowest", "highest")
+    pattern = re.compile(rf"({'|'.join(ways)})(?: (.+?))?(?: if (.+))?")
+
+    def __init__(self, source: Any):
+        match = self.pattern.fullmatch(str(source).strip())
+        if not match or (match[1] != "count" and not match[2]):
+            raise ValueError(f"expected {'|'.join(self.ways)} EXPR, found {source!r}")
+        when = f" if {match[3]} else None" if match[3] else ""
+        self.how, self.value = match[1], Expression(f"{match[2] or 1}{when}")
+
+    def __call__(self, scopes: list[Scope]) -> Any:
+        values = [value for value in map(self.value, scopes) if value is not None]
+        if self.how in ("average", "share"):
+            return plain(round(sum(values) / len(values), 2)) if values else None
+        if self.how in ("lowest", "highest"):
+            return (min if self.how == "lowest" else max)(values, default=None)
+        return tidy(sum(values)) if self.how == "sum" else sum(map(bool, values))
 
 
-def ordered(rows: list[Json], by: str) -> list[Json]:
-    """Rows by a field, `-field` for the other way round; empty values last."""
-    if not by:
-        return rows
-    name = by.removeprefix("-")
-    filled = [row for row in rows if row[name] is not None]
-    filled.sort(key=lambda row: row[name], reverse=by.startswith("-"))
-    return filled + [row for row in rows if row[name] is None]
+Figures = dict[str, Annotated[InstanceOf[Figure], BeforeValidator(Figure)]]
 
 
-class Search(Selecting):
-    """Rows that meet the conditions."""
-
-    op = "search"
-    sort: str = ""
-    show: tuple[str, ...] = ()
-    limit: int = SHOWN
-
-    def run(self, call: Call, row: Json) -> Json:
-        rows = ordered(self.selected(call), self.sort)
-        shown = [call.entity.show(r, self.show) for r in rows[: self.limit]]
-        return {"count": len(rows), call.entity.plural: shown}
-
-    def shape(self, entities: Entities) -> Shape:
-        return counted(entities, self.entity, self.show)
-
-
-class History(Search):
-    """What happened to one parent row, latest first: `of` is the reference to it."""
-
-    op = "history"
-    of: str
-    sort: str
-
-    def parameters(self, entities: Entities) -> list[Param]:
-        parent = self.filter_param(entities[self.entity], Condition(self.of, "=", Named(self.of)))
-        return [parent, *(p for p in super().parameters(entities) if p.name != self.of)]
-
-    def selected(self, call: Call) -> list[Json]:
-        return [row for row in super().selected(call) if row[self.of] == call.args[self.of]]
-
-
-class Get(Operation):
-    """One row by its key, and rows of other entities that refer to it."""
-
-    op = "get"
-    keyed = True
-    entity: str
-    show: tuple[str, ...] = ()
-    include: dict[str, list[str]] = Setting({})
-
-    def run(self, call: Call, row: Json) -> Json:
-        result = call.entity.show(row, self.show)
-        for child, names in self.include.items():
-            other = call.entities[child]
-            shown = [other.show(r, names) for r in call.children(child, row)[:SHOWN]]
-            result[other.plural] = shown
-        return result
-
-    def shape(self, entities: Entities) -> Shape:
-        result: Json = dict(entities[self.entity].select(self.show))
-        for child, names in self.include.items():
-            entities.reference(child, self.entity)
-            result[entities[child].plural] = [entities[child].select(names)]
-        return result
-
-
-class Lookup(Selecting):
-    """The one row that its natural names point at; several are a conflict."""
-
-    op = "lookup"
-    show: tuple[str, ...] = ()
-
-    def run(self, call: Call, row: Json) -> Json:
-        entity, rows = call.entity, self.selected(call)
-        if not rows:
-            raise ToolFailure("not_found", f"no {entity.noun} matches")
-        if len(rows) > 1:
-            keys = ", ".join(str(r[entity.key]) for r in rows[:5])
-            raise conflict(f"{len(rows)} {entity.noun} records match: {keys}")
-        return entity.show(rows[0], self.show)
-
-    def shape(self, entities: Entities) -> Shape:
-        return entities[self.entity].select(self.show)
+def totals(figures: Figures, call: Call, rows: list[Json]) -> Json:
+    scopes = [call.names(row) for row in rows]
+    return {name: figure(scopes) for name, figure in figures.items()}
 
 
 def grouped(rows: list[Json], by: str) -> dict[str, list[Json]]:
@@ -136,248 +65,176 @@ def grouped(rows: list[Json], by: str) -> dict[str, list[Json]]:
     return dict(sorted(groups.items()))
 
 
-class Count(Selecting):
-    """How many rows meet the conditions, and how they spread over a field's values."""
+class Selecting(Operation):
+    """Operations over the rows that conditions keep."""
 
-    op = "count"
-    group: str = ""
+    where: tuple[Where, ...] = ()
+    keep: Expr | None = None
 
-    def run(self, call: Call, row: Json) -> Json:
+    @cached_property
+    def conditions(self) -> tuple[Condition, ...]:
+        parent: str = getattr(self, "of", "")
+        return (parse_named(parent), *self.where) if parent else self.where
+
+    def selected(self, call: Call) -> list[Json]:
+        rows = call.rows(self.entity)
+        for condition in self.conditions:
+            rows = [row for row in rows if condition.holds(row, call.args)]
+        if self.keep is not None:
+            rows = [row for row in rows if self.keep(call.names(row))]
+        return list(rows)
+
+    @operation("filters with -> count:integer rows")
+    def search(self, call: Call, sort: str = "", show: Names = ()) -> Json:
+        """Rows that meet the conditions, by a field or `-field`, the other way round."""
+        rows, name = self.selected(call), sort.removeprefix("-")
+        if sort:
+            empty = [row for row in rows if row[name] is None]
+            rows = [row for row in rows if row[name] is not None]
+            rows = sorted(rows, key=lambda row: row[name], reverse=sort.startswith("-")) + empty
+        shown = [self.home.show(row, show) for row in rows[:SHOWN]]
+        return {"count": len(rows), self.home.plural: shown}
+
+    @operation("filters with -> count:integer rows")
+    def history(self, call: Call, of: str, sort: str, show: Names = ()) -> Json:
+        """What happened to one parent row, latest first: `of` is the reference to it."""
+        return self.search(call, sort, show)
+
+    @operation("filters with -> show")
+    def lookup(self, call: Call, show: Names = ()) -> Json:
+        """The one row that its natural names point at; several are a conflict."""
+        rows, home = self.selected(call), self.home
+        refuse(not rows, f"no {home.noun} matches", "not_found")
+        keys = ", ".join(str(row[home.key]) for row in rows[:5])
+        refuse(len(rows) > 1, f"{len(rows)} {home.noun} records match: {keys}")
+        return home.show(rows[0], show)
+
+    @operation("filters with top -> count:integer rows")
+    def rank(
+        self, call: Call, by: Expr, order: Order = "highest", show: Names = (), score: str = ""
+    ) -> Json:
+        """The first few rows by a figure worked out for each."""
+        scored = [(tidy(by(call.names(row))), row) for row in self.selected(call)]
+        scored.sort(key=lambda pair: pair[0], reverse=order == "highest")
+        shown = []
+        for value, row in scored[: call.args["top"]]:
+            shown.append(self.home.show(row, show) | ({score: value} if score else {}))
+        return {"count": len(scored), self.home.plural: shown}
+
+    @operation("filters with -> count:integer spread")
+    def count(self, call: Call, group: str = "") -> Json:
+        """How many rows meet the conditions, and how they spread over a field's values."""
         rows = self.selected(call)
-        result: Json = {"count": len(rows)}
-        if self.group:
-            spread = {name: len(found) for name, found in grouped(rows, self.group).items()}
-            result[f"by_{self.group}"] = spread
+        spread = {name: len(found) for name, found in grouped(rows, group).items()} if group else {}
+        return {"count": len(rows)} | ({f"by_{group}": spread} if group else {})
+
+    @operation("filters with group_by -> count:integer groups")
+    def aggregate(self, call: Call, figures: Figures, group: Names = ()) -> Json:
+        """Figures over the rows that meet the conditions, in all or by the values of a field;
+        several fields under `group` become a `group_by` parameter."""
+        rows = self.selected(call)
+        if not group:
+            return {"count": len(rows)} | totals(figures, call, rows)
+        by = call.args.get("group_by") or group[0]
+        groups = list(grouped(rows, by).items())[:GROUPS]
+        found = [{by: name} | totals(figures, call, members) for name, members in groups]
+        return {"count": len(rows), "groups": found}
+
+
+class Calendar(Operation):
+    """Operations over rows that take a stretch of a day from a resource."""
+
+    resource: str
+    hours: tuple[str, str] = ("08:00", "18:00")
+    busy: Expr = Expression(True)
+
+    def taken(self, call: Call) -> list[tuple[int, int]]:
+        """The busy stretches of the resource's day, in order."""
+        rows = call.rows(self.entity)
+        for name in (self.resource, "date"):
+            rows = [row for row in rows if row[name] == call.args[name]]
+        kept = [row for row in rows if self.busy(call.names(row))]
+        return sorted((minutes(row["start"]), minutes(row["end"])) for row in kept)
+
+    @operation("place duration_minutes with -> count:integer slots")
+    def free_slots(self, call: Call) -> Json:
+        """Stretches of a resource's day that are still free and long enough."""
+        at, closed = map(minutes, self.hours)
+        slots = []
+        for start, end in [*self.taken(call), (closed, closed)]:
+            if start - at >= call.args["duration_minutes"]:
+                slots.append({"start": clock(at), "end": clock(start)})
+            at = max(at, end)
+        return {"count": len(slots), "slots": slots[:SHOWN]}
+
+
+class Looking(Operation):
+    """Operations on rows whose keys are given, or on none."""
+
+    @operation("key with -> show children")
+    def get(self, call: Call, show: Names = (), include: dict[str, Names] = NOTHING) -> Json:
+        """One row by its key, and rows of other entities that refer to it."""
+        result = self.home.show(call.row, show)
+        for child, names in include.items():
+            other, found = call.entities[child], call.children(child, self.home)
+            result[other.plural] = [other.show(row, names) for row in found[:SHOWN]]
         return result
 
-    def shape(self, entities: Entities) -> Shape:
-        return {"count": "integer"} | ({f"by_{self.group}": "object"} if self.group else {})
+    @operation("key with -> show figures:number")
+    def summary(self, call: Call, of: str, figures: Figures, show: Names) -> Json:
+        """One row with figures over the rows of another entity that refer to it."""
+        found = totals(figures, call, call.children(of, self.home))
+        call.scope.update(found)
+        return self.home.show(call.row, show) | found
 
-
-class Figure:
-    """`sum amount`, `average fare if cabin == 'economy'`, `count`, `share paid`."""
-
-    def __init__(self, source: Any):
-        match = FIGURE.fullmatch(str(source).strip())
-        if not match or (match[1] != "count" and not match[2]):
-            kinds = "sum|average|lowest|highest|count|share"
-            raise ValueError(f"expected {kinds} EXPR, found {source!r}")
-        self.how, self.value = match[1], Expression(match[2] or 1)
-        self.when = Expression(match[3]) if match[3] else None
-
-    def __call__(self, scopes: list[Scope]) -> Any:
-        kept = [s for s in scopes if self.when is None or self.when(s)]
-        values = [v for v in (self.value(s) for s in kept) if v is not None]
-        if self.how in ("count", "sum"):
-            return tidy(sum(bool(v) if self.how == "count" else v for v in values))
-        if not values:
-            return None
-        if self.how in ("lowest", "highest"):
-            return (min if self.how == "lowest" else max)(values)
-        return plain(round(sum(values) / len(values), 2))
-
-
-Figures = dict[str, Annotated[InstanceOf[Figure], BeforeValidator(Figure)]]
-
-
-def totals(figures: dict[str, Any], call: Call, rows: list[Json]) -> Json:
-    scopes = [call.names(row) for row in rows]
-    return {name: figure(scopes) for name, figure in figures.items()}
-
-
-class Aggregate(Selecting):
-    """Figures over the rows that meet the conditions, in all or by the values of a field; several
-    fields under `group` become a `group_by` parameter."""
-
-    op = "aggregate"
-    figures: Figures
-    group: tuple[str, ...] = ()
-
-    def parameters(self, entities: Entities) -> list[Param]:
-        entities[self.entity].select(self.group)
-        kind = {"kind": "choice", "spec": self.group, "about": "field to group the figures by"}
-        by = [Param("group_by", Field.model_validate(kind))] if len(self.group) > 1 else []
-        return super().parameters(entities) + by
-
-    def run(self, call: Call, row: Json) -> Json:
-        rows = self.selected(call)
-        result: Json = {"count": len(rows)}
-        if not self.group:
-            return result | totals(self.figures, call, rows)
-        by = call.args.get("group_by") or self.group[0]
-        groups = list(grouped(rows, by).items())[:GROUPS]
-        return result | {"groups": [{by: n} | totals(self.figures, call, g) for n, g in groups]}
-
-    def shape(self, entities: Entities) -> Shape:
-        numbers = dict.fromkeys(self.figures, "number")
-        return {"count": "integer"} | ({"groups": [numbers]} if self.group else numbers)
-
-
-class Rank(Selecting):
-    """The first few rows by a figure worked out for each."""
-
-    op = "rank"
-    by: Expr
-    order: str = Setting("highest", pattern="^(highest|lowest)$")
-    top: int = 3
-    show: tuple[str, ...] = ()
-    score: str = ""
-
-    def parameters(self, entities: Entities) -> list[Param]:
-        kind = Field(kind="int", spec=(1, 5), about="how many to return", bounds=(1, 10))
-        top = Param("top", kind, required=False, default=self.top)
-        return [*super().parameters(entities), top]
-
-    def run(self, call: Call, row: Json) -> Json:
-        scored = [(tidy(self.by(call.names(r))), r) for r in self.selected(call)]
-        scored.sort(key=lambda pair: pair[0], reverse=self.order == "highest")
-        shown = [
-            call.entity.show(r, self.show) | ({self.score: value} if self.score else {})
-            for value, r in scored[: call.args["top"]]
-        ]
-        return {"count": len(scored), call.entity.plural: shown}
-
-    def shape(self, entities: Entities) -> Shape:
-        score = {self.score: "number"} if self.score else {}
-        return counted(entities, self.entity, self.show, **score)
-
-
-class Compare(Operation):
-    """Two to four rows side by side, and which of them wins by which measure."""
-
-    op = "compare"
-    entity: str
-    show: list[str]
-    best: Figures
-
-    def parameters(self, entities: Entities) -> list[Param]:
-        return [self.keys_param(entities, 4), *super().parameters(entities)]
-
-    def run(self, call: Call, row: Json) -> Json:
-        entity = call.entity
-        rows = [call.find(self.entity, key) for key in call.args[f"{entity.key}s"]]
-        result: Json = {entity.plural: [entity.show(r, self.show) for r in rows]}
-        for name, figure in self.best.items():
-            scored = [(figure.value(call.names(r)), r[entity.key]) for r in rows]
+    @operation("keys4 with -> rows best:key")
+    def compare(self, call: Call, show: Names, best: Figures) -> Json:
+        """Two to four rows side by side, and which of them wins by which measure."""
+        home = self.home
+        rows = [call.find(self.entity, key) for key in call.args[f"{home.key}s"]]
+        result: Json = {home.plural: [home.show(row, show) for row in rows]}
+        for name, figure in best.items():
+            scored = [(figure.value(call.names(row)), row[home.key]) for row in rows]
             pick = max if figure.how == "highest" else min
             result[name] = pick(scored, key=lambda pair: pair[0])[1]
         return result
 
-    def shape(self, entities: Entities) -> Shape:
-        entity = entities[self.entity]
-        rows = {entity.plural: [entity.select(self.show)]}
-        return rows | dict.fromkeys(self.best, entity.reference())
+    @operation("key with ->")
+    def compute(self, call: Call, returns: dict[str, Expr]) -> Json:
+        """Figures worked out from the arguments and, with `entity`, from a row."""
+        return {}
 
-
-class Compute(Operation):
-    """Figures worked out from the arguments and, with `entity`, from a row: all under `returns`."""
-
-    op = "compute"
-    keyed = True
-    returns: dict[str, Expr]
-
-
-class Convert(Operation):
-    """An amount in another unit. `table` gives each unit's size in a common one: a factor, or
-    [factor, offset]."""
-
-    op = "convert"
-    answers: ClassVar = {"converted": "number", "unit": "string"}
-    table: dict[str, float | tuple[float, float]]
-    amount: str = "amount"
-    source: str = "from_unit"
-    target: str = "to_unit"
-    digits: int = 2
-
-    def parameters(self, entities: Entities) -> list[Param]:
-        found = [self.param(entities, Named(self.amount))]
-        for name, way in ((self.source, "from"), (self.target, "to")):
-            kind = Field(kind="choice", spec=tuple(self.table), about=f"unit to convert {way}")
-            found.append(Param(name, self.params.get(name) or kind))
-        return found + super().parameters(entities)
-
-    def run(self, call: Call, row: Json) -> Json:
-        source, target = call.args[self.source], call.args[self.target]
-        if source == target:
-            raise ToolFailure("invalid_argument", f"{self.source} and {self.target} are the same")
-        sizes = (self.table[source], self.table[target])
-        (up, start), (down, end) = (s if isinstance(s, tuple) else (s, 0.0) for s in sizes)
-        value = round((call.args[self.amount] * up + start - end) / down, self.digits)
-        call.scope["converted"] = value
-        return {"converted": value, "unit": target}
-
-
-class Validate(Operation):
-    """A verdict by rules, each of which must hold; `rules` maps what to say to the expression."""
-
-    op = "validate"
-    answers: ClassVar = {"valid": "boolean", "failed_checks": ["string"]}
-    keyed = True
-    rules: dict[str, Expr]
-
-    def run(self, call: Call, row: Json) -> Json:
-        failed = [text for text, rule in self.rules.items() if not rule(call.scope)]
+    @operation("key with -> valid:boolean failed_checks:[string]")
+    def validate_(self, call: Call, rules: dict[str, Expr]) -> Json:
+        """A verdict by rules, each of which must hold; `rules` maps what to say to it."""
+        failed = [text for text, rule in rules.items() if not rule(call.scope)]
         return {"valid": not failed, "failed_checks": failed}
 
+    @operation("key with -> text:string")
+    def compose(self, call: Call, text: dict[str, str]) -> Json:
+        """Text made from a row and the arguments; `{name}` and `{entity.field}` are filled in."""
 
-class Summary(Operation):
-    """One row with figures over the rows of another entity that refer to it."""
-
-    op = "summary"
-    keyed = True
-    entity: str
-    of: str
-    figures: Figures
-    show: list[str]
-
-    def run(self, call: Call, row: Json) -> Json:
-        figures = totals(self.figures, call, call.children(self.of, row))
-        call.scope.update(figures)
-        return call.entity.show(row, self.show) | figures
-
-    def shape(self, entities: Entities) -> Shape:
-        entities.reference(self.of, self.entity)
-        return entities[self.entity].select(self.show) | dict.fromkeys(self.figures, "number")
-
-
-@cache
-def expression(source: str) -> Expression:
-    return Expression(source)
-
-
-class Compose(Operation):
-    """Text made from a row and the arguments; `{name}` and `{entity.field}` are filled in."""
-
-    op = "compose"
-    keyed = True
-    text: dict[str, str]
-
-    def run(self, call: Call, row: Json) -> Json:
         def fill(match: re.Match[str]) -> str:
             return str(expression(match[1])(call.scope))
 
-        return {name: re.sub(r"\{([\w.]+)\}", fill, text) for name, text in self.text.items()}
+        return {name: re.sub(r"\{([\w.]+)\}", fill, said) for name, said in text.items()}
 
-    def shape(self, entities: Entities) -> Shape:
-        return dict.fromkeys(self.text, "string")
-
-
-class FreeSlots(Calendar):
-    """Stretches of a resource's day that are still free and long enough."""
-
-    op = "free_slots"
-    answers: ClassVar = {"count": "integer", "slots": [{"start": "string", "end": "string"}]}
-
-    def parameters(self, entities: Entities) -> list[Param]:
-        *where, length = self.day_params(entities)
-        found = [replace(p, anchor=p.name) for p in where]
-        return [*found, length, *super().parameters(entities)]
-
-    def run(self, call: Call, row: Json) -> Json:
-        at, closed = map(minutes, self.hours)
-        need, slots = call.args["duration_minutes"], []
-        for start, end in [*self.taken(call), (closed, closed)]:
-            if start - at >= need:
-                slots.append({"start": clock(at), "end": clock(start)})
-            at = max(at, end)
-        return {"count": len(slots), "slots": slots[:SHOWN]}
+    @operation("amount from_unit to_unit with -> converted:number unit:string")
+    def convert(
+        self,
+        call: Call,
+        table: dict[str, float | tuple[float, float]],
+        amount: str = "amount",
+        source: str = "from_unit",
+        target: str = "to_unit",
+        digits: int = 2,
+    ) -> Json:
+        """An amount in another unit. `table` gives each unit's size in a common one: a factor, or
+        [factor, offset]."""
+        one, other = call.args[source], call.args[target]
+        refuse(one == other, f"{source} and {target} are the same", "invalid_argument")
+        sizes = (s if isinstance(s, tuple) else (s, 0.0) for s in (table[one], table[other]))
+        (up, start), (down, end) = sizes
+        value = round((call.args[amount] * up + start - end) / down, digits)
+        call.scope["converted"] = value
+        return {"converted": value, "unit": other}

@@ -11,10 +11,8 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
-
-from pydantic import model_validator
 
 from sharpen.config import Config
 from sharpen.types import Json
@@ -23,25 +21,18 @@ from sharpen.world.fields import TODAY, Drawing, Family, Field, part, shared_poo
 
 
 class Entity(Config):
-    """One kind of thing that a category keeps: its fields (the first is its key) and how many rows
-    an episode holds."""
+    """One kind of thing that a category keeps. The first of its fields is its key."""
 
-    name: str
-    table: str
-    key: str
     fields: dict[str, Field]
     rows: int = 10
     noun: str = ""
     plural: str = ""
+    name: str = ""
+    table: str = ""
+    key: str = ""
 
-    @model_validator(mode="before")
-    @classmethod
-    def words(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or "name" not in values:
-            return values
-        noun = values.get("noun") or str(values["name"]).replace("_", " ")
-        values = values | {"key": next(iter(values.get("fields") or ()), "")}
-        return values | {"noun": noun, "plural": values.get("plural") or f"{values['name']}s"}
+    def __hash__(self) -> int:
+        return id(self)
 
     def show(self, row: Json, names: Iterable[str]) -> Json:
         """The row as a caller may see and change it."""
@@ -49,15 +40,15 @@ class Entity(Config):
 
     def public(self, row: Json, base: Json | None) -> Json:
         """What counts when end states are compared: free wording only counts as changed or not."""
-        return {
-            n: (v != (base or {}).get(n) and v is not None) if self.fields[n].free else v
-            for n, v in row.items()
+        before, fields = base or {}, self.fields
+        changed = {
+            n: v is not None and v != before.get(n) for n, v in row.items() if fields[n].free
         }
+        return row | changed
 
-    def reference(self) -> Field:
+    def reference(self, about: str = "") -> Field:
         """The key, as other rows and parameters hold it."""
-        key = self.fields[self.key]
-        return Field(kind="ref", spec=self.name, about=key.about, question=key.question)
+        return Field(kind="ref", spec=self.name, about=about or self.fields[self.key].about)
 
     def select(self, names: Iterable[str]) -> dict[str, Field]:
         """These fields, or all of them; a name that is none of them is an error."""
@@ -75,42 +66,46 @@ def own_copy(value: Any) -> Any:
 
 
 class Entities:
-    """A category's entities with its pools: all that rows are drawn from."""
+    """A category's entities by name, with its pools: all that rows are drawn from."""
 
     def __init__(self, category: str, entities: dict[str, Entity], pools: Mapping[str, Any]):
-        self.category, self.entities = category, entities
+        self.category, self.entities = category, dict[str, Entity]()
         self.pools = shared_pools() | {name: tuple(values) for name, values in pools.items()}
-        self.by_table = {entity.table: entity for entity in entities.values()}
-        self.compiled: dict[tuple[Family, int], tuple[object, Callable[..., Any]]] = {}
-        self.holders: dict[str, list[str]] = {e.name: [e.key] for e in entities.values()}
-        for entity in entities.values():
+        self.compiled: dict[tuple[Field | Entity, Family], Callable[..., Any]] = {}
+        self.holders: dict[str, list[str]] = {}  # names under which rows hold an entity's keys
+        for name, entity in entities.items():
+            said: Json = {"name": name, "table": f"{category}.{name}"}
+            said |= {"noun": entity.noun or name.replace("_", " ")}
+            said |= {"key": next(iter(entity.fields), ""), "plural": entity.plural or f"{name}s"}
+            self.entities[name] = entity.model_copy(update=said)
+            self.holders[name] = [said["key"]]
+        for entity in self.entities.values():
             for name, field in entity.fields.items():
                 if field.kind == "ref" and name not in self.holders.get(field.spec, [name]):
                     self.holders[field.spec].append(name)
 
     def __getitem__(self, name: str) -> Entity:
+        if name not in self.entities:
+            raise ValueError(f"no entity {name!r}")
         return self.entities[name]
 
     def reference(self, child: str, parent: str) -> str:
         """The field by which rows of `child` point at `parent`."""
-        fields = self.entities[child].fields if child in self.entities else {}
-        for name, field in fields.items():
+        for name, field in self[child].fields.items():
             if field.kind == "ref" and field.spec == parent:
                 return name
-        raise ValueError(f"{child!r} has no reference to {parent}")
+        raise ValueError(f"{child} has no reference to {parent}")
 
     def drawn(self, owner: Field | Entity, family: Family) -> Callable[..., Any]:
         """What draws a field's values, or all of a row but its key."""
-        found = self.compiled.get((family, id(owner)))
-        if found is None:  # the owner is kept too, so that its id stays its own
+        if (owner, family) not in self.compiled:
             drawing = Drawing(family, self.pools)
             if isinstance(owner, Field):
-                found = owner, drawing.value(owner)
+                self.compiled[owner, family] = drawing.value(owner)
             else:
                 rest = {n: f for n, f in owner.fields.items() if n != owner.key}
-                found = owner, drawing.row(rest)
-            self.compiled[family, id(owner)] = found
-        return found[1]
+                self.compiled[owner, family] = drawing.row(rest)
+        return self.compiled[owner, family]
 
 
 class Scope(dict[str, Any]):
@@ -134,7 +129,7 @@ def seeded(*parts: object) -> random.Random:
 
 
 @lru_cache(maxsize=8192)
-def base_keys(entities: Entities, name: str, family: Family, seed: int) -> tuple[str, ...]:
+def base_keys(entities: Entities, family: Family, seed: int, name: str) -> tuple[str, ...]:
     entity = entities[name]
     field = entity.fields[entity.key]
     rng = seeded(entity.table, family, seed, "keys")
@@ -149,16 +144,13 @@ def base_keys(entities: Entities, name: str, family: Family, seed: int) -> tuple
 
 
 @lru_cache(maxsize=4096)
-def base_rows(entities: Entities, name: str, family: Family, seed: int) -> dict[str, Json]:
+def base_rows(entities: Entities, family: Family, seed: int, name: str) -> dict[str, Json]:
     """An entity's rows at the start of an episode; shared, so never changed in place."""
     entity, today = entities[name], {"today": str(TODAY[family])}
-    rng = seeded(entity.table, family, seed)
-
-    def keys(other: str) -> tuple[str, ...]:
-        return base_keys(entities, other, family, seed)
+    rng, keys = seeded(entity.table, family, seed), partial(base_keys, entities, family, seed)
 
     def find(other: str, key: str) -> Json:
-        return base_rows(entities, other, family, seed)[key]
+        return base_rows(entities, family, seed, other)[key]
 
     def scope(row: Json) -> Scope:
         return Scope(entities, find, row | today)
@@ -201,7 +193,7 @@ class Tables:
 
     def new_key(self, entity: Entity, row: Json) -> str:
         """One digit longer than the seeded keys, from what the row says."""
-        text = json.dumps(entity.public(row, None), sort_keys=True, ensure_ascii=False)
+        text = json.dumps(entity.public(row, {}), sort_keys=True, ensure_ascii=False)
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
         head, *rest = entity.fields[entity.key].spec.split("#")
         least = 10 ** len(rest)
@@ -222,27 +214,23 @@ class Tables:
                 for key, row in edits.items()
                 if row != base.get(key)
             }
-            if changed:
-                out[table] = changed
+            out |= {table: changed} if changed else {}
         return out
 
 
 def diff(found: Json, wanted: Json) -> list[str]:
     """Two `changes()` as readable lines: what one state has that the other has not."""
     lines = []
-    pairs = sorted({(t, key) for state in (found, wanted) for t in state for key in state[t]})
-    for table, key in pairs:
-        left, right = found.get(table, {}), wanted.get(table, {})
-        if (key in left) != (key in right):
-            text = "should not have changed" if key in left else "not changed"
-            lines.append(f"{table} {key}: {text}")
+    for table, key in sorted({(t, key) for s in (found, wanted) for t in s for key in s[t]}):
+        left, right, at = found.get(table, {}), wanted.get(table, {}), f"{table} {key}"
+        if key not in right or key not in left:
+            lines.append(f"{at}: {'should not have' if key in left else 'not'} changed")
         elif left[key] is None or right[key] is None:
             if left[key] != right[key]:
-                lines.append(f"{table} {key}: {'not ' if left[key] else ''}removed")
+                lines.append(f"{at}: {'not ' if left[key] else ''}removed")
         else:
+            pairs = [(name, left[key].get(name), value) for name, value in right[key].items()]
             lines += [
-                f"{table} {key}.{n}: {left[key].get(n)!r}, expected {v!r}"
-                for n, v in right[key].items()
-                if left[key].get(n) != v
+                f"{at}.{n}: {is_!r}, expected {want!r}" for n, is_, want in pairs if is_ != want
             ]
     return lines
