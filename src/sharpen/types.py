@@ -178,7 +178,7 @@ class Datum:
     mask: np.ndarray  # bool [T]
     id: str = ""
     task_type: str = ""
-    weight: float = 1.0
+    weight: float | np.ndarray = 1.0  # of its trained tokens: one for all, or one each
 
 
 class Policy(Protocol):

@@ -16,7 +16,7 @@ from sharpen.types import SharpenError
 # verb → (where its typer app or function is, its line in `sharpen --help`)
 VERBS = {
     "run": ("sharpen.cli.run:run", "Run a recipe: typed stages in order, finished ones skipped."),
-    "train": ("sharpen.cli.train:app", "Train a model: sft."),
+    "train": ("sharpen.cli.train:app", "Train a model: sft, reward."),
     "data": ("sharpen.cli.data:app", "Check, preview and measure dialogs."),
     "models": ("sharpen.cli.models:app", "Pull and list models."),
     "estimate": ("sharpen.cli.estimate:estimate", "Parameters, memory and time of a recipe."),

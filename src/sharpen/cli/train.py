@@ -11,6 +11,14 @@ from typing import Annotated, Any
 import typer
 
 app = typer.Typer(no_args_is_help=True, help="Train a model.")
+# flag → its setting
+FLAGS = {key: key for key in ("base_model", "dev_data", "max_steps", "save_steps", "seed")}
+FLAGS |= {"data": "train_data", "epochs": "num_epochs"}
+# verb → its config, its trainer, what it does
+METHODS = {
+    "sft": ("AgentSFTConfig", "AgentSFTTrainer", "Fine-tune on dialogs."),
+    "reward": ("RewardModelConfig", "RewardModelTrainer", "Train a reward model on preferences."),
+}
 
 
 @app.callback()
@@ -19,8 +27,8 @@ def train() -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
-@app.command()
-def sft(
+def train_by(
+    context: typer.Context,
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Any setting as key=value, such as lora_r=16.")
     ] = None,
@@ -28,42 +36,38 @@ def sft(
     base_model: Annotated[str | None, typer.Option(help="Model to train.")] = None,
     data: Annotated[str | None, typer.Option(help="agent_sft:train, or a JSONL file.")] = None,
     dev_data: Annotated[str | None, typer.Option(help="agent_sft:dev, or a JSONL file.")] = None,
-    output: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/sft"),
+    output: Annotated[Path | None, typer.Option(help="Run folder; else runs/VERB.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Stop after so many steps.")] = None,
     save_steps: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of order, dropout and weights.")] = None,
-    task_weights: Annotated[str | None, typer.Option(help="JSON: task type → share.")] = None,
+    task_weights: Annotated[str | None, typer.Option(help="sft: JSON, task type → share.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object.")] = False,
 ) -> None:
-    """Fine-tune on dialogs. The same command continues a run that was stopped.
-
-    Example: sharpen train sft --base-model smollm2-135m --data train.jsonl --output runs/sft
-    """
+    import sharpen
     from sharpen.config import parse_config
-    from sharpen.train.config import AgentSFTConfig
-    from sharpen.train.sft import AgentSFTTrainer
+    from sharpen.rows import parse_text
 
-    values = settings(config, overrides or [])
-    flags = {
-        "base_model": base_model,
-        "train_data": data,
-        "dev_data": dev_data,
-        "num_epochs": epochs,
-        "max_steps": max_steps,
-        "save_steps": save_steps,
-        "seed": seed,
-        "task_weights": None if task_weights is None else parse_json(task_weights),
-    }
-    values |= {key: value for key, value in flags.items() if value is not None}
-    trainer = AgentSFTTrainer(parse_config(AgentSFTConfig, values, "train sft"), output)
-    figures = trainer.train()
+    verb = str(context.info_name)
+    kind, trainer = (getattr(sharpen, name) for name in METHODS[verb][:2])
+    values, flags = settings(config, overrides or [], verb), context.params
+    values |= {FLAGS[key]: flags[key] for key in FLAGS if flags[key] is not None}
+    if task_weights is not None:
+        values["task_weights"] = parse_text(task_weights, "", "--task-weights")
+    output = output or Path("runs") / verb
+    figures = trainer(parse_config(kind, values, f"train {verb}"), output).train()
     print(f"done: {output / 'final'}")
     if as_json:
         print(json.dumps({"path": str(output / "final"), **figures}))
 
 
-def settings(config: str | None, overrides: list[str]) -> dict[str, Any]:
+for verb, (*_, what) in METHODS.items():
+    example = f"sharpen train {verb} --base-model smollm2-135m --data rows.jsonl"
+    about = f"{what} The same command continues a run that was stopped."
+    app.command(verb, help=f"{about}\n\nExample: {example} --output runs/{verb}")(train_by)
+
+
+def settings(config: str | None, overrides: list[str], verb: str = "sft") -> dict[str, Any]:
     """A file's or a preset's settings without what only `sharpen estimate` reads."""
     from sharpen.config import load_yaml
     from sharpen.models.estimate import ESTIMATE_ONLY
@@ -73,15 +77,6 @@ def settings(config: str | None, overrides: list[str]) -> dict[str, Any]:
     values = load_yaml(recipe_path(config) if config else None, overrides)
     cards = values.get("cards", 1)
     if cards > int(os.environ.get("WORLD_SIZE", "1")):
-        launch = f"torchrun --nproc_per_node {cards} -m sharpen.cli.main train sft"
+        launch = f"torchrun --nproc_per_node {cards} -m sharpen.cli.main train {verb}"
         raise SharpenError(f"{config}: is made for {cards} cards; {launch} --config {config} …")
     return {key: value for key, value in values.items() if key not in ESTIMATE_ONLY}
-
-
-def parse_json(text: str) -> Any:
-    from sharpen.types import SharpenError
-
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise SharpenError(f"--task-weights: not JSON: {error}") from None

@@ -50,19 +50,20 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
         raise SharpenError(f"{folder}: no usable tokenizer: {one_line(error)}") from error
 
 
-def load_model(config: ModelConfig) -> Any:
-    """The model in evaluation mode. An adapter folder is loaded onto the base that it names."""
+def load_model(config: ModelConfig, head: str = "CausalLM") -> Any:
+    """The model in evaluation mode. An adapter folder is loaded onto the base that it names. As
+    `SequenceClassification` it gives one score a row, at first from a random head."""
     folder = find_model(config.base_model)
     check_folder(folder, config.trust_remote_code)
     if (folder / "adapter_config.json").is_file():
         from peft import PeftModel
 
-        base = load_model(config.model_copy(update={"base_model": base_of_adapter(folder)}))
+        base = load_model(config.model_copy(update={"base_model": base_of_adapter(folder)}), head)
         return PeftModel.from_pretrained(base, str(folder)).eval()
-    return load_weights(folder, config)
+    return load_weights(folder, config, head)
 
 
-def load_weights(folder: Path, config: ModelConfig) -> Any:
+def load_weights(folder: Path, config: ModelConfig, head: str) -> Any:
     from safetensors import SafetensorError
 
     device = choose_device(config.device)
@@ -70,12 +71,19 @@ def load_weights(folder: Path, config: ModelConfig) -> Any:
     if config.load_in_4bit or config.load_in_8bit:
         settings["quantization_config"] = quantization(config, device)
         settings["device_map"] = {"": device}
+    transformers = quiet_transformers()
+    loudness = transformers.logging.get_verbosity()
+    if head == "SequenceClassification":
+        settings["num_labels"] = 1
+        transformers.logging.set_verbosity_error()  # no table of the head that a base has not
     try:
-        model: Any = quiet_transformers().AutoModelForCausalLM.from_pretrained(
+        model: Any = getattr(transformers, f"AutoModelFor{head}").from_pretrained(
             folder, use_safetensors=True, trust_remote_code=config.trust_remote_code, **settings
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise SharpenError(f"{folder}: cannot be loaded: {one_line(error)}") from error
+    finally:
+        transformers.logging.set_verbosity(loudness)
     if "device_map" not in settings:
         model = model.to(device)
     return model.eval()
@@ -127,12 +135,12 @@ def quantization(config: ModelConfig, device: str) -> Any:
     )
 
 
-def attach_lora(model: Any, config: LoRAConfig) -> Any:
+def attach_lora(model: Any, config: LoRAConfig, task: str = "CAUSAL_LM") -> Any:
     """The model with a fresh adapter: B is zero, so that it still answers as before."""
-    from peft import LoraConfig, TaskType, get_peft_model
+    from peft import LoraConfig, get_peft_model
 
     settings = LoraConfig(
-        task_type=TaskType.CAUSAL_LM,
+        task_type=task,
         r=config.lora_r,
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,

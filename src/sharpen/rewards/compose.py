@@ -22,6 +22,7 @@ REWARDS = {"agent": ("agent", "AgentRewardModel"), "calls": ("calls", "CallRewar
 REWARDS |= dict.fromkeys(
     ("math", "code", "sql", "json", "exact"), ("verifiable", "VerifiableRewardCalculator")
 )
+REWARDS["learned"] = ("learned", "LearnedReward")
 TIMEOUT_S = 30.0  # of a user's own function
 
 

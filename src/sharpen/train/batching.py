@@ -137,7 +137,8 @@ def collate(datums: Sequence[Datum], device: str, packed: bool = False) -> Batch
     rows = [np.flatnonzero(d.mask[1:]) for d in datums]
     at_N = np.concatenate([start + found for start, found in zip(starts, rows, strict=True)])
     row_N = np.repeat(np.arange(len(datums)), [len(found) for found in rows])
-    weight_N = np.array([d.weight for d in datums], np.float32)[row_N]
+    weights = [np.broadcast_to(d.weight, len(f)) for d, f in zip(datums, rows, strict=True)]
+    weight_N = np.concatenate(weights).astype(np.float32)
     arrays = (tokens, at_N, flat[at_N + 1], row_N, weight_N)
     moved: list[Any] = [torch.from_numpy(a).to(device, non_blocking=True) for a in arrays]
     extra: dict[str, Any] = {}

@@ -44,14 +44,11 @@ class WarmupConfig(Config):
     focus: tuple[Focus, ...] = ("tool_format_understanding", "basic_planning_structure")
 
 
-class AgentSFTConfig(ModelConfig, LoRAConfig, LearnerConfig):
-    """The settings of an SFT run; names and defaults are the specification's."""
+class RunConfig(ModelConfig, LoRAConfig, LearnerConfig):
+    """What every run over a file of rows has."""
 
-    train_data: str = "agent_sft:train"  # several, separated by commas, are rounds of a stream
+    train_data: str
     dev_data: str = ""
-    task_weights: dict[str, float] = Field(default_factory=dict)
-    warmup: WarmupConfig = WarmupConfig()
-    base_model: str = "smollm2-135m"
     template: str = "auto"
     max_length: int = Field(4096, ge=8)
     full: bool = False  # train every weight instead of an adapter
@@ -59,6 +56,18 @@ class AgentSFTConfig(ModelConfig, LoRAConfig, LearnerConfig):
     max_steps: int = Field(0, ge=0)  # 0: as many as the epochs give
     batch_size: int = Field(4, ge=1)
     gradient_accumulation: int = Field(8, ge=1)
+    save_steps: int = Field(100, ge=1)
+    eval_steps: int = Field(100, ge=1)
+    keep_checkpoints: int = Field(2, ge=1)
+    report_to: tuple[Tracker, ...] = ()
+
+
+class AgentSFTConfig(RunConfig):
+    """The settings of an SFT run; names and defaults are the specification's."""
+
+    train_data: str = "agent_sft:train"  # several, separated by commas, are rounds of a stream
+    task_weights: dict[str, float] = Field(default_factory=dict)
+    warmup: WarmupConfig = WarmupConfig()
     use_coreset_selection: bool = False
     coreset_target_size: int = Field(8000, ge=1)
     coreset_strategy: str = "hybrid"
@@ -67,9 +76,15 @@ class AgentSFTConfig(ModelConfig, LoRAConfig, LearnerConfig):
     continual_replay_ratio: float = Field(0.3, ge=0)
     continual_strategy: str = "reservoir"
     continual_buffer: str = ""  # `replay.json` of an earlier run, to go on from
-    save_steps: int = Field(100, ge=1)
-    eval_steps: int = Field(100, ge=1)
-    keep_checkpoints: int = Field(2, ge=1)
     metric: str = ""  # file.py:function(model, renderer) → float, higher is better; else dev loss
     patience: int = Field(0, ge=0)  # stop after so many evaluations without a gain; 0: never
-    report_to: tuple[Tracker, ...] = ()
+
+
+class RewardModelConfig(RunConfig):
+    """A reward model: of whole answers from preferences, or of each turn from labelled turns."""
+
+    kind: Literal["outcome", "process"] = "outcome"
+    learning_rate: float = Field(1e-4, gt=0)
+    lora_dropout: float = Field(0.0, ge=0, le=0)  # a step's two passes must see one model
+    num_epochs: int = Field(1, ge=1)
+    center_rewards_coefficient: float = Field(0.0, ge=0)  # draws a pair's rewards around zero

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 CHUNK = 1 << 28  # so many logits exist at a time
 
@@ -107,3 +108,11 @@ def learning_rate(step: int, total: int, peak: float, scheduler: str, warmup: in
     if scheduler == "linear":
         return peak * (1 - progress)
     return peak * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def reward_loss(values_M_K: Any, labels_M: torch.Tensor, center: float = 0.0) -> tuple[Any, Any]:
+    """Mean loss and logits of labelled values; of two values a label, it is of their distance:
+    −log σ(chosen − rejected) where the label is 1. `center` draws them around zero."""
+    logits_M = values_M_K[:, 0] - values_M_K[:, 1:].sum(1)
+    loss = F.binary_cross_entropy_with_logits(logits_M, labels_M)
+    return loss + center * values_M_K.sum(1).square().mean(), logits_M

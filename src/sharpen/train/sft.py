@@ -53,10 +53,7 @@ class AgentSFTTrainer:
         """Run to the end, or on from where a killed run stopped. Returns the last and best
         figures."""
         data, config = self.data or self.prepare_datasets(), self.config
-        if first_process():  # refuses another run's folder before anything is loaded
-            sources = [path for name in config.train_data.split(",") for path in resolve(name)]
-            RunFolder(self.output, config, {p.name: sha256_file(p) for p in sources})
-            check_disk(self.output, config)
+        open_folder(self.output, config)
         self.model = load_model(config)
         self.model = make_trainable(self.model, config)
         self.learner = learner = Learner(self.model, config, data.total)
@@ -146,6 +143,14 @@ def token_mean(logprobs_N: Any, batch: Batch, step_tokens: float) -> Any:
     from sharpen.train.losses import sft_loss
 
     return sft_loss(logprobs_N, batch.weight_N, step_tokens)
+
+
+def open_folder(folder: Path, config: RunConfig) -> None:
+    """Refuse another run's folder, or a full disk, before anything is loaded."""
+    if first_process():
+        sources = [path for name in config.train_data.split(",") for path in resolve(name)]
+        RunFolder(folder, config, {p.name: sha256_file(p) for p in sources})
+        check_disk(folder, config)
 
 
 def check_disk(folder: Path, config: RunConfig) -> None:
