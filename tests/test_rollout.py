@@ -49,6 +49,19 @@ def test_gold_walks_to_the_end_state(bench):
     assert StopReason.TURNS in {t.stop for t in short}
 
 
+def test_the_end_state_is_verifiable(bench):
+    from dataclasses import replace
+
+    from sharpen.rewards.verifiable import VerifiableRewardCalculator
+
+    task = bench.acting[0]
+    gold, empty = bench.gold(task), replace(bench.gold(task), turns=())
+    with VerifiableRewardCalculator("tool_state") as reward:
+        state = replace(task, kind="tool_state")
+        assert reward.score(state, gold).value == 1.0
+        assert reward.score(state, empty).value == 0.0
+
+
 def test_an_environment_that_raises_ends_its_own_episode(bench):
     tasks = bench.acting[:4]
 

@@ -20,7 +20,8 @@ from sharpen.types import Score, SharpenError, Task, Trajectory
 
 REWARDS = {"agent": ("agent", "AgentRewardModel"), "calls": ("calls", "CallReward")}
 REWARDS |= dict.fromkeys(
-    ("math", "code", "sql", "json", "exact"), ("verifiable", "VerifiableRewardCalculator")
+    ("math", "code", "sql", "json", "exact", "set", "choice"),
+    ("verifiable", "VerifiableRewardCalculator"),
 )
 REWARDS["learned"] = ("learned", "LearnedReward")
 TIMEOUT_S = 30.0  # of a user's own function

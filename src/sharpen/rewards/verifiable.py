@@ -49,7 +49,8 @@ Verdict = tuple[float, str]  # how right an answer is, and what is wrong with it
 class VerifiableRewardCalculator(contextlib.AbstractContextManager):
     """`VerifiableRewardCalculator("math").calculate_reward(question, response, truth)`, and a
     `Reward` for tasks whose `kind` and `gold` say what is right. `end_state` scores tasks of the
-    kind `tool_state`. Sandbox and judge are started when first needed; `close` ends them."""
+    kind `tool_state`, by default in the tool world. Sandbox and judge are started when first
+    needed; `close` ends them."""
 
     def __init__(
         self,
@@ -95,8 +96,7 @@ class VerifiableRewardCalculator(contextlib.AbstractContextManager):
         if kind != "tool_state":
             response = trajectory.turns[-1].message.content if trajectory.turns else ""
             return self.judged(kind, response, task.gold, task.id)
-        if self.end_state is None:
-            raise RowError(task.id, "kind tool_state needs end_state, a function of the trajectory")
+        self.end_state = self.end_state or completion_in_the_world()
         if not math.isfinite(value := float(self.end_state(task, trajectory))):
             raise RowError(task.id, f"end_state gave {value}")
         return Score(value, {"correctness": value})
@@ -208,6 +208,14 @@ VERIFIERS = {"math": verify_math, "code": verify_code, "sql": verify_sql, "json"
 VERIFIERS |= {"set": verify_set, "choice": verify_choice}
 VERIFIERS |= dict.fromkeys(("exact", "qa", "retrieval"), verify_exact)
 GOLD_KEYS = {"math": "answer", "choice": "answer", "code": "tests", "json": "json", "sql": "sql"}
+
+
+def completion_in_the_world() -> Callable[[Task, Trajectory], float]:
+    """Whether a trajectory's calls, executed, leave what gold's calls leave."""
+    from sharpen.rewards.agent import AgentRewardModel
+
+    model = AgentRewardModel()
+    return lambda task, trajectory: model.score(task, trajectory).parts.get("task_completion", 0.0)
 
 
 def known_kind(kind: str, where: str) -> str:
