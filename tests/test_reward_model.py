@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import string
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -187,14 +190,14 @@ def test_a_rule_is_learned(outcome, name):
     assert (outcome / name / "calibration.png").read_bytes().startswith(b"\x89PNG")
 
 
-def plain_scores(outcome, pico_folder, name: str, rows: list[dict], side: str) -> list[float]:
+def plain_scores(outcome, pico_folder, name: str, rows: list[dict], side: str, adapter=False):
     """As somebody without Sharpen would do it."""
     from peft import PeftModel
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     final = outcome / name / "final"
     tokenizer = AutoTokenizer.from_pretrained(final)
-    if name == "lora":
+    if adapter:
         base = AutoModelForSequenceClassification.from_pretrained(
             pico_folder, num_labels=1, pad_token_id=tokenizer.pad_token_id
         )
@@ -214,7 +217,8 @@ def plain_scores(outcome, pico_folder, name: str, rows: list[dict], side: str) -
 def test_final_is_a_plain_classifier(outcome, pico_folder, name):
     rows = pairs(20, 2)
     chosen, rejected = (
-        plain_scores(outcome, pico_folder, name, rows, s) for s in ("chosen", "rejected")
+        plain_scores(outcome, pico_folder, name, rows, s, name == "lora")
+        for s in ("chosen", "rejected")
     )
     assert np.mean(np.array(chosen) > np.array(rejected)) >= 0.9
     reward = LearnedReward(outcome / name / "final", device="cpu", batch_size=6)
@@ -388,3 +392,27 @@ def test_the_command(sharpen, pico_folder, tmp_path):
     assert "seed: 7" in (output / "config.yaml").read_text()
     code, out, err = sharpen("train", "reward", "--data", str(tmp_path / "gone.jsonl"))
     assert code == 2 and err.startswith("error: ") and err.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_two_processes_equal_one(pico_folder, tmp_path, parallel):
+    data = write(tmp_path / "pairs.jsonl", pairs(21))
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    common = ["-m", "sharpen.cli.main", "train", "reward", "--base-model", str(pico_folder)]
+    common += ["--data", data, "--max-steps", "4", "--output"]
+    settings = ["device=cpu", "batch_size=5", "gradient_accumulation=1", "token_budget=150"]
+    settings += ["lora_r=4", "lora_alpha=8", "learning_rate=1e-3"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    for start, name, more in (([], "one", []), (launcher, "two", [f"parallel={parallel}"])):
+        command = [sys.executable, *start, *common, str(tmp_path / name), *settings, *more]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr[-3000:]
+    one, two = (metrics(tmp_path / name) for name in ("one", "two"))
+    for key in ("loss", "norm", "margin"):
+        np.testing.assert_allclose(
+            [row[key] for row in one], [row[key] for row in two], rtol=1e-4, atol=1e-6
+        )
+    rows = pairs(6, 5)
+    scores = [plain_scores(tmp_path, pico_folder, n, rows, "chosen", True) for n in ("one", "two")]
+    np.testing.assert_allclose(*scores, rtol=1e-4, atol=1e-5)

@@ -1,10 +1,12 @@
-"""Our SFT loss, gradients and assistant mask against TRL's on the same rows. TRL lives in
-.venv-oracle, which `scripts/oracle.sh` makes; without it these tests fail."""
+"""Our SFT loss, gradients and assistant mask, and the loss of reward models, against TRL's on the
+same rows. TRL lives in .venv-oracle, which `scripts/oracle.sh` makes; without it these tests
+fail."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +18,11 @@ from sharpen.data.generate.starter import starter_dialogs
 from sharpen.models.load import LoRAConfig, ModelConfig, attach_lora, load_model, load_tokenizer
 from sharpen.render import Renderer, hermes_template
 from sharpen.rows import dialog_to_row
-from sharpen.train.config import LearnerConfig
+from sharpen.train.config import LearnerConfig, RewardModelConfig
 from sharpen.train.learner import Learner
+from sharpen.train.reward_model import RewardModelTrainer
 from sharpen.train.sft import token_mean
+from sharpen.train.values import ValueModel
 from sharpen.types import Datum, Dialog, Message, ToolCall, ToolSpec
 
 pytestmark = pytest.mark.slow
@@ -28,6 +32,7 @@ LORA = LoRAConfig(lora_r=4, lora_alpha=8, lora_dropout=0.0)
 # TRL has training copies of these, with {% generation %} markers; ours has its own
 TEMPLATES = ("hermes", "qwen2_5", "qwen3_instruct_2507")
 TOKENIZERS = ("pico", "smollm2-135m")
+REWARDS = (("full reward", "full", 0.0), ("lora reward", "lora", 0.0), ("centred", "full", 0.05))
 
 
 def call(name: str, **arguments) -> ToolCall:
@@ -96,7 +101,41 @@ def rows(pico_folder) -> list[Datum]:
 
 
 @pytest.fixture(scope="module")
-def answers(pico_folder, adapter, rows, tokenizers, tmp_path_factory) -> dict:
+def pairs(pico_folder, tmp_path_factory) -> list:
+    """Each dialog against the next one, of other lengths, as our trainer reads them."""
+    found = dialogs()
+    data = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    lines = []
+    for one, other in pairwise(found):
+        sides = (dialog_to_row(one)["messages"], dialog_to_row(other)["messages"])
+        row = {"prompt": [{"role": "system", "content": "S"}], "chosen": sides[0][1:]}
+        lines.append(json.dumps(row | {"rejected": sides[1][1:]}) + "\n")
+    data.write_text("".join(lines))
+    return scorer(str(pico_folder), data).read(str(data))
+
+
+def scorer(base: str, data: Path | str = "", **more) -> RewardModelTrainer:
+    given = {"base_model": base, "train_data": str(data), "device": "cpu", **LORA.model_dump()}
+    return RewardModelTrainer(RewardModelConfig(**given, **more))
+
+
+@pytest.fixture(scope="module")
+def scorers(pico_folder, tmp_path_factory) -> dict[str, Path]:
+    """A classifier and an adapter of one, both with weights that say something."""
+    folders = {}
+    for kind in ("full", "lora"):
+        learner = scorer(str(pico_folder), full=kind == "full").make_learner(1)
+        for name, parameter in learner.model.named_parameters():
+            if "lora_B" in name or "score" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+        folders[kind] = tmp_path_factory.mktemp(kind)
+        learner.model.save_pretrained(folders[kind])
+        load_tokenizer(str(pico_folder)).save_pretrained(folders[kind])
+    return folders
+
+
+@pytest.fixture(scope="module")
+def answers(pico_folder, adapter, rows, tokenizers, pairs, scorers, tmp_path_factory) -> tuple:
     """All questions in one process: TRL takes longer to import than to answer."""
     work = tmp_path_factory.mktemp("trl")
     labelled = [
@@ -112,6 +151,16 @@ def answers(pico_folder, adapter, rows, tokenizers, tmp_path_factory) -> dict:
     for (name, template), (_, folder) in tokenizers.items():
         job = {"method": "mask", "model": str(pico_folder), "adapter": "", "rows": wire}
         jobs[f"{name} {template}"] = job | {"tokenizer": str(folder)}
+    for name, kind, center in REWARDS:
+        folder, told = scorers[kind], {"method": "reward", "center": center}
+        jobs[name] = told | {"model": str(folder if kind == "full" else pico_folder)}
+        jobs[name] |= {"adapter": "" if kind == "full" else str(folder)}
+        jobs[name] |= {
+            "whole": str(work / f"{name}.safetensors"),
+            "rows": [
+                {"chosen_ids": a.ids.tolist(), "rejected_ids": b.ids.tolist()} for a, b in pairs
+            ],
+        }
     (work / "jobs.json").write_text(json.dumps(jobs))
     command = [str(ORACLE), str(HERE / "oracle_trl.py"), str(work / "jobs.json")]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -160,3 +209,24 @@ def test_assistant_mask(answers, tokenizers, name, template):
         assert not (datum.mask & ~marked).any()
         extra = renderer.tokenizer.decode(datum.ids[marked & ~datum.mask])
         assert extra.strip("\n") == "" and (template != "hermes" or not extra)
+
+
+@pytest.mark.parametrize(("name", "kind", "center"), REWARDS)
+@pytest.mark.parametrize("budget", [100_000, 1500])
+def test_reward_loss_and_gradients(answers, scorers, pairs, name, kind, center, budget):
+    """Our two passes, however the pairs are cut, are TRL's one batch."""
+    jobs, told = answers
+    model = load_model(
+        ModelConfig(base_model=str(scorers[kind]), device="cpu"), "SequenceClassification"
+    )
+    for key, parameter in model.named_parameters():
+        parameter.requires_grad = kind == "full" or "lora_" in key or "modules_to_save" in key
+    trainer = scorer(str(jobs[name]["model"]), center_rewards_coefficient=center, clip_norm=1e9)
+    settings = LearnerConfig(token_budget=budget, clip_norm=1e9)
+    trainer.learner = Learner(model, settings, 1, ValueModel(model))
+    found = {}
+    trainer.learner.before_clip = [
+        lambda learner: found.update({n: p.grad.clone() for n, p in learner.trained.items()})
+    ]
+    assert trainer.step(pairs)["loss"] == pytest.approx(told[name], rel=1e-5)
+    close(found, jobs[name]["whole"])
