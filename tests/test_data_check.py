@@ -280,3 +280,28 @@ def test_checklist(tmp_path: Path) -> None:
     file.write_bytes(line(dialog({"name": 5})) + b"\n" + line(dialog(tools=[])) + b"\n")
     failing = {row["name"] for row in measure(file)["checklist"] if not row["passed"]}
     assert {"unlisted_calls", "bad_arguments", "no_call", "retry"} <= failing
+
+
+def test_stats_survive_a_schema_without_named_properties(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(line(dialog(tools=[tool_with({"type": "object", "properties": [1]})])) + b"\n")
+    found = measure(file)
+    assert found["counts"]["bad_arguments"] == 1 and found["shares"]["described_tools"] == 0
+
+
+def test_a_file_compared_with_itself_counts_twice(tmp_path: Path) -> None:
+    file = tasks(tmp_path / "a.jsonl", ["Feed the cat", "Water the plants"])
+    assert compare([file, file])["distinct"] == {str(file): 1.0, "all": 0.5}
+
+
+def test_check_needs_no_place_to_write_when_all_is_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(line(dialog()) + b"\n")
+
+    def refuse(path: Path) -> None:
+        raise AssertionError(f"wrote {path}")
+
+    monkeypatch.setattr("sharpen.records.atomic_write", refuse)
+    assert run(monkeypatch, "data", "check", file) == 0

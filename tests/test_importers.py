@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from sharpen.data.check import CheckReport, check_rows
+from sharpen.data.importers.shapes import call_from, json_type, parameters, schema
 from sharpen.data.importing import FORMATS, find, import_file, load
 from sharpen.data.reading import read_records
-from sharpen.data.importers.shapes import call_from, json_type, parameters, schema
 from sharpen.types import RowError, SharpenError
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -227,6 +227,14 @@ def test_array_goes_on_behind_a_broken_element(tmp_path: Path) -> None:
     records = list(read_records(file))
     assert [r.value for r in records if not r.problem] == [{"a": 1}, {"a": 2}]
     assert [r.where.rsplit(":", 1)[1] for r in records if r.problem] == ["3", "4", "5"]
+
+
+def test_an_odd_number_costs_one_element_of_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text('[{"a": 1}, {"a": NaN}, {"a": ' + "9" * 5000 + '}, {"a": 2}]')
+    records = list(read_records(file))
+    assert [r.value for r in records if not r.problem] == [{"a": 1}, {"a": 2}]
+    assert "NaN" in records[1].problem and "digit" in records[2].problem
 
 
 def test_truncated_array_and_gzip_are_reported(tmp_path: Path) -> None:

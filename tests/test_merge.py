@@ -215,7 +215,7 @@ def test_gradients_and_filters() -> None:
 # ---- files -----------------------------------------------------------------------------------
 
 
-def test_the_result_does_not_depend_on_threads_tiles_or_shards(
+def test_the_result_does_not_depend_on_processes_tiles_or_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, *others = mm.trio(tmp_path)
@@ -224,12 +224,11 @@ def test_the_result_does_not_depend_on_threads_tiles_or_shards(
         flat = {k: v[0] if isinstance(v, list) else v for k, v in values.items()}
         models = [{"model": m} for m in others]
         recipe = config(merge_method=name, models=models, parameters=flat, **extra)
-        merge(recipe, tmp_path / name / "one", MergeOptions(seed=5, threads=1))
+        merge(recipe, tmp_path / name / "one", MergeOptions(seed=5, workers=1))
         with monkeypatch.context() as patch:
             patch.setattr(stream, "TILE_ELEMENTS", 37)
-            patch.setattr(stream, "LARGE_ELEMENTS", 300)
             merge(
-                recipe, tmp_path / name / "two", MergeOptions(seed=5, threads=3, shard_bytes=3000)
+                recipe, tmp_path / name / "two", MergeOptions(seed=5, workers=3, shard_bytes=3000)
             )
         first, second = mm.load(tmp_path / name / "one"), mm.load(tmp_path / name / "two")
         assert first.keys() == second.keys() == mm.load(base).keys()

@@ -176,7 +176,10 @@ CASES: dict[str, tuple[Callable[[Models], dict], str]] = {
     "no model": (lambda m: ties([*m[:2], "/nowhere/at/all"]), "no such model folder"),
     "no weight": (linear, "parameter weight is missing"),
     "zero weights": (lambda m: linear(m, parameters={"weight": 0}), "weights sum to 0"),
-    "dtype": (lambda m: linear(m, parameters={"weight": 1}, dtype="int8"), "dtype 'int8'"),
+    "dtype": (
+        lambda m: linear(m, parameters={"weight": 1}, dtype="int8"),
+        "dtype: input should be 'bfloat16'",
+    ),
     "models and slices": (
         lambda m: sliced(m, [0, 1]) | {"models": [{"model": m[0]}]},
         "either models or slices",

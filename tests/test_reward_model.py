@@ -416,3 +416,29 @@ def test_two_processes_equal_one(pico_folder, tmp_path, parallel):
     rows = pairs(6, 5)
     scores = [plain_scores(tmp_path, pico_folder, n, rows, "chosen", True) for n in ("one", "two")]
     np.testing.assert_allclose(*scores, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("full", [True, False])
+def test_packed_values_equal_padded_ones(pico_folder, tmp_path, full):
+    """In bf16 on a GPU, where rows lie end to end; and a rule is learned there."""
+    data = write(tmp_path / "pairs.jsonl", pairs(640))
+    found, losses = [], []
+    for packing in ("off", "auto"):
+        settings = config(pico_folder, data, full=full, learning_rate=3e-3 if full else 1e-2)
+        given = {"device": "cuda", "packing": packing, "batch_size": 32, "token_budget": 700}
+        trainer = RewardModelTrainer(settings.model_copy(update=given), tmp_path / packing)
+        figures = trainer.train()
+        assert trainer.learner.packed == (packing == "auto") and figures["accuracy"] >= 0.95
+        losses.append(metrics(tmp_path / packing)[0]["loss"])
+        fresh = trainer.make_learner(1)
+        rows = [side for row in trainer.read(data)[:20] for side in row]
+        found.append(np.concatenate(fresh.values(rows)))
+    assert losses[0] == pytest.approx(losses[1], rel=0.01)
+    np.testing.assert_allclose(found[0], found[1], atol=0.02)
+    assert np.std(found[0]) > 0.01
+    reward = LearnedReward(tmp_path / "auto" / "final")
+    assert reward.model.device.type == "cuda"
+    good, bad = (reward.score(Task("t", "ab?"), answered(t)).value for t in ("acXdb", "acYdb"))
+    assert good > bad

@@ -13,6 +13,7 @@ from typing import Any
 from sharpen import types
 from sharpen.types import Dialog, Json, Message, Preference, RowError, Task, ToolCall, ToolSpec
 
+ROLES = types.ROLES
 SIDES, SCORES = ("prompt", "chosen", "rejected"), ("chosen_score", "rejected_score")
 EMPTY = (None, "", (), {})
 
@@ -62,7 +63,7 @@ def task_to_row(task: Task) -> Json:
 def common_fields(row: Json, where: str, *known: str) -> Json:
     """What every noun has: tools, an id, and metadata with each field that has no other place."""
     metadata = expect(row.get("metadata") or {}, dict, "an object", where, "metadata")
-    named = {"tools", "id", "metadata", *known}
+    named = ("tools", "id", "metadata", *known)
     return {
         "tools": tools_from_wire(row.get("tools"), where),
         "id": text_field(row, "id", where),
@@ -92,12 +93,13 @@ def messages_from_wire(value: Any, where: str, key: str = "messages") -> tuple[M
 def message_from_wire(value: Any, where: str = "", at: str = "message") -> Message:
     """One chat message. Content may be text, null, or a list of text parts; anything else is an
     error."""
-    role = expect(value, dict, "an object", where, at).get("role")
-    if role not in types.ROLES:
-        known = ", ".join(types.ROLES)
-        raise RowError(where, f"{at}.role: expected one of {known}, found {role!r}")
+    if not isinstance(value, dict):
+        raise RowError(where, f"{at}: expected an object, found {type(value).__name__}")
+    role = value.get("role")
+    if role not in ROLES:
+        raise RowError(where, f"{at}.role: expected one of {', '.join(ROLES)}, found {role!r}")
     if calls := value.get("tool_calls") or ():
-        expect(calls, list, "a list", where, f"{at}.tool_calls")
+        expect(calls, list, "a list", where, at, ".tool_calls")
         if role != "assistant":
             reason = f"only an assistant message can call tools, this one is {role!r}"
             raise RowError(where, f"{at}: {reason}")
@@ -116,9 +118,10 @@ def message_from_wire(value: Any, where: str = "", at: str = "message") -> Messa
 
 
 def content_from_wire(value: Any, where: str, at: str) -> str:
-    parts = [] if value is None else value
-    if isinstance(parts, list) and all(isinstance(part, dict) for part in parts):
-        texts = [part.get("text") for part in parts]
+    if value is None:
+        return ""
+    if isinstance(value, list) and all(isinstance(part, dict) for part in value):
+        texts = [part.get("text") for part in value]
         if all(isinstance(text, str) for text in texts):
             return "".join(texts)
     raise RowError(where, f"{at}: expected text, found {type(value).__name__}")
@@ -133,8 +136,10 @@ def call_from_wire(value: Any, where: str = "", at: str = "tool_call") -> ToolCa
         arguments = parse_text(arguments or "{}", where, f"{at}.arguments")
     elif arguments is None:
         arguments = {}
-    expect(arguments, dict, "an object", where, f"{at}.arguments")
-    call_id = expect(value.get("id") or "", str, "text", where, f"{at}.id")
+    call_id = value.get("id") or ""
+    if not (isinstance(arguments, dict) and isinstance(call_id, str)):
+        expect(arguments, dict, "an object", where, at, ".arguments")
+        expect(call_id, str, "text", where, at, ".id")
     return ToolCall(function["name"], arguments, call_id)
 
 
@@ -169,8 +174,10 @@ def tool_from_wire(value: Any, where: str = "", at: str = "tool") -> ToolSpec:
     if not function["name"]:
         raise RowError(where, f"{at}: expected an object with a name")
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
-    expect(parameters, dict, "a JSON schema", where, f"{at}.parameters")
-    text = expect(function.get("description") or "", str, "text", where, f"{at}.description")
+    text = function.get("description") or ""
+    if not (isinstance(parameters, dict) and isinstance(text, str)):
+        expect(parameters, dict, "a JSON schema", where, at, ".parameters")
+        expect(text, str, "text", where, at, ".description")
     return ToolSpec(function["name"], text, parameters)
 
 
@@ -194,18 +201,18 @@ def parse_text(text: str, where: str, at: str) -> Any:
         raise RowError(where, f"{at}: not JSON: {error}") from None
 
 
-def expect(value: Any, kind: type, wanted: str, where: str, at: str) -> Any:
+def expect(value: Any, kind: type, wanted: str, where: str, *at: str) -> Any:
     if not isinstance(value, kind):
-        raise RowError(where, f"{at}: expected {wanted}, found {type(value).__name__}")
+        raise RowError(where, f"{''.join(at)}: expected {wanted}, found {type(value).__name__}")
     return value
 
 
 def text_field(row: Json, key: str, where: str) -> str:
     """A text that may be missing, or a whole number written as one."""
     value = row.get(key)
-    if type(value) is int:
-        return str(value)
-    return expect("" if value is None else value, str, "text", where, key)
+    if value is None:
+        return ""
+    return str(value) if type(value) is int else expect(value, str, "text", where, key)
 
 
 def number_field(row: Json, key: str, where: str) -> float | None:

@@ -30,7 +30,7 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Override: parameters.density=0.3")
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the methods that draw (DARE, DELLA).")]
-Threads = Annotated[int, typer.Option(help="Threads; 0 is one a core, 8 at most.")]
+Workers = Annotated[int, typer.Option(help="Processes; 0 is one a core, 8 at most.")]
 Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1 ...")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace OUT if it exists.")]
@@ -49,7 +49,7 @@ def run(
     set_: Settings = None,
     seed: Seed = 0,
     device: Device = "cpu",
-    threads: Threads = 0,
+    workers: Workers = 0,
     shard_gb: Size = 5.0,
     overwrite: Overwrite = False,
     evaluate: Evaluate = None,
@@ -59,14 +59,14 @@ def run(
 
     Example: sharpen merge recipe.yaml merged/ --set parameters.density=0.3
     """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the threads are ours: one a tensor
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the processes are ours
     score = evaluate and scorer(evaluate, "sharpen.evals.abilities", "evaluate_abilities")
     from sharpen.merge.recipe import load_recipe
     from sharpen.merge.stream import MergeOptions, keep_freed_memory, merge
 
     keep_freed_memory()
     size = int(shard_gb * 1e9)
-    options = MergeOptions(seed, threads, device, size, overwrite, show=not as_json)
+    options = MergeOptions(seed, workers, device, size, overwrite, show=not as_json)
     report = merge(load_recipe(config, set_ or []), out, options)
     show(report | ({"abilities": score(out)} if score else {}), as_json)
 

@@ -45,15 +45,17 @@ class LowRank:
 
     up: np.ndarray  # [rows, rank]
     down: np.ndarray  # [rank, columns]
-    magnitude: np.ndarray | None = None
+    magnitude: np.ndarray | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.up.shape[0], self.down.shape[1]
 
 
 @dataclass(frozen=True)
 class Adapter:
     """A PEFT LoRA adapter folder."""
 
-    folder: Path
-    config: Json
     stored: Model
     updates: Mapping[str, LowRank]  # of modules
     replaced: Mapping[str, str]  # tensor of the model → tensor of the adapter
@@ -78,7 +80,7 @@ def open_adapter(folder: Path) -> Adapter:
         else:
             known = any(part in name for part in (".lora_B.", "_B", ".lora_magnitude_vector"))
             require(known, f"{folder / WEIGHTS}: cannot merge {name}")
-    return Adapter(folder, config, stored, updates, replaced)
+    return Adapter(stored, updates, replaced)
 
 
 def update_of(stored: Model, name: str, names: Mapping[str, str]) -> LowRank:
@@ -105,14 +107,14 @@ def adapted(model: Model, folder: Path) -> Model:
     """A model with an adapter merged into what is read."""
     adapter = open_adapter(folder)
     updates = {f"{module}.weight": update for module, update in adapter.updates.items()}
-    for name in [*updates, *adapter.replaced]:
-        require(name in model.tensors, f"{folder}: adapts {name}, which {model.where} lacks")
     tensors = dict(model.tensors)
+    for name in [*updates, *adapter.replaced]:
+        require(name in tensors, f"{folder}: adapts {name}, which {model.where} lacks")
     for name, key in adapter.replaced.items():
         tensors[name] = replace(tensors[name], shape=adapter.stored.tensors[key].shape)
     for name, update in updates.items():
-        shape, own = (update.up.shape[0], update.down.shape[1]), tensors[name].shape
-        require(own == shape, f"{folder}: {name}: {list(shape)} does not fit {list(own)}")
+        shapes = f"{list(update.shape)} does not fit {list(tensors[name].shape)}"
+        require(tensors[name].shape == update.shape, f"{folder}: {name}: {shapes}")
 
     def read(name: str, start: int, stop: int) -> np.ndarray:
         if name in adapter.replaced:
@@ -140,55 +142,51 @@ def merge_adapters(
     from safetensors.numpy import save_file
 
     adapters = [open_adapter(Path(folder)) for folder in folders]
-    shares = list(weights or [1 / len(adapters)] * len(adapters))
-    count = len(adapters)
+    count, config = len(adapters), adapters[0].stored.config
+    shares = list(weights or [1 / count] * count)
     require(len(shares) == count, f"{len(shares)} weights for {count} adapters")
     require(rank >= 1, f"rank {rank}: must be at least 1")
-    for adapter in adapters:
+    parts: dict[str, list[tuple[LowRank, float]]] = {}
+    for adapter, share in zip(adapters, shares, strict=True):
         odd = [m for m, update in adapter.updates.items() if update.magnitude is not None]
-        odd += adapter.replaced
-        require(not odd, f"{adapter.folder}: {odd[:1]}: only plain LoRA updates can be merged")
+        odd, where = [*adapter.replaced, *odd], adapter.stored.where
+        require(not odd, f"{where}: {odd[:1]}: only plain LoRA updates can be merged")
+        for module, update in adapter.updates.items():
+            parts.setdefault(module, []).append((update, share))
     tensors: dict[str, np.ndarray] = {}
-    energies = []
-    pairs = list(zip(adapters, shares, strict=True))
-    for module in dict.fromkeys(m for adapter in adapters for m in adapter.updates):
-        parts = [(a.updates[module], share) for a, share in pairs if module in a.updates]
-        down, up, kept, whole = nearest(parts, rank, f"{module} of {', '.join(map(str, folders))}")
-        energies.append((kept, whole))
-        names = ("lora_A.weight", "lora_B.weight")
+    energy = np.zeros(2)
+    for module, updates in parts.items():
+        same = len({update.shape for update, _ in updates}) == 1
+        require(same, f"{module} of {', '.join(map(str, folders))}: shapes differ")
+        down, up, energies = nearest(updates, rank)
+        energy += energies
         embedding = "embed" in module.rsplit(".", 1)[-1]
-        if embedding:
-            names = ("lora_embedding_A", "lora_embedding_B")
-        if embedding or adapters[0].config.get("fan_in_fan_out"):
+        if embedding or config.get("fan_in_fan_out"):
             down, up = up.T, down.T
-        for name, tensor in zip(names, (down, up), strict=True):
+        for side, tensor in (("A", down), ("B", up)):
+            name = f"lora_embedding_{side}" if embedding else f"lora_{side}.weight"
             tensors[f"base_model.model.{module}.{name}"] = np.ascontiguousarray(tensor)
-    config = adapters[0].config | {"r": rank, "lora_alpha": rank, "use_rslora": False}
+    config = config | {"r": rank, "lora_alpha": rank, "use_rslora": False}
     config |= {"rank_pattern": {}, "alpha_pattern": {}}
-    config["target_modules"] = sorted({m.rsplit(".", 1)[-1] for a in adapters for m in a.updates})
+    config["target_modules"] = sorted({module.rsplit(".", 1)[-1] for module in parts})
     with atomic_folder(out) as folder:
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         write_json(folder / ADAPTER_CONFIG, config)
-    kept, whole = np.sum(energies, axis=0)
-    share = float(kept / whole) if whole else 1.0
-    return {"modules": len(energies), "rank": rank, "energy_kept": share}
+    kept = float(energy[0] / energy[1]) if energy[1] else 1.0
+    return {"modules": len(parts), "rank": rank, "energy_kept": kept}
 
 
 def nearest(
-    parts: Sequence[tuple[LowRank, float]], rank: int, where: str
-) -> tuple[np.ndarray, np.ndarray, float, float]:
+    parts: Sequence[tuple[LowRank, float]], rank: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """down [rank, columns] and up [rows, rank] of the best approximation; its energy and the
     sum's."""
-    shapes = {(u.up.shape[0], u.down.shape[1]) for u, _ in parts}
-    require(len(shapes) == 1, f"{where}: shapes differ")
-    left, core_left = np.linalg.qr(np.hstack([u.up * w for u, w in parts]))
-    right, core_right = np.linalg.qr(np.vstack([u.down for u, _ in parts]).T)
+    left, core_left = np.linalg.qr(np.hstack([update.up * share for update, share in parts]))
+    right, core_right = np.linalg.qr(np.vstack([update.down for update, _ in parts]).T)
     u, s, v = np.linalg.svd(core_left @ core_right.T)
-    kept = min(rank, len(s))
-    root = np.sqrt(s[:kept])
-    # every module has the same rank in PEFT: what is short of it stays zero
-    down = np.zeros((rank, right.shape[0]), dtype=np.float32)
-    up = np.zeros((left.shape[0], rank), dtype=np.float32)
-    down[:kept] = (v[:kept] * root[:, None]) @ right.T
-    up[:, :kept] = left @ (u[:, :kept] * root)
-    return down, up, float((s[:kept] ** 2).sum()), float((s**2).sum())
+    root = np.sqrt(s[:rank])
+    down, up = (v[:rank] * root[:, None]) @ right.T, left @ (u[:, :rank] * root)
+    short = rank - len(root)  # every module has the same rank in PEFT: fill up with zeros
+    if short > 0:
+        down, up = np.pad(down, ((0, short), (0, 0))), np.pad(up, ((0, 0), (0, short)))
+    return down, up, np.array([(s[:rank] ** 2).sum(), (s**2).sum()])

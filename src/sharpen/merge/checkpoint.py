@@ -39,8 +39,12 @@ class Spec:
         return math.prod(self.shape[1:] if len(self.shape) > 1 else self.shape)
 
     @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(DTYPES[self.dtype][1]).itemsize
+        return self.size * np.dtype(DTYPES[self.dtype][1]).itemsize
 
     def row_ranges(self, elements: int) -> list[tuple[int, int]]:
         """First row and row after the last of pieces of about that size; one at least."""
@@ -133,13 +137,18 @@ class ShardWriter:
         self.specs = specs
         self.places: dict[str, tuple[int, int]] = {}  # handle and offset of each tensor
         self.handles: list[int] = []
-        shards = split(specs, shard_bytes)
-        self.files = [f"model-{i + 1:05d}-of-{len(shards):05d}" for i in range(len(shards))]
-        self.files = [f"{n}.safetensors" for n in (self.files if len(shards) > 1 else ["model"])]
-        index = {}
-        for file, names in zip(self.files, shards, strict=True):
-            self.open(folder / file, names)
-            index |= dict.fromkeys(names, file)
+        shards, used = [[]], 0
+        for name, spec in specs.items():
+            if shards[-1] and used + spec.nbytes > shard_bytes:
+                shards.append([])
+                used = 0
+            shards[-1].append(name)
+            used += spec.nbytes
+        index: dict[str, str] = {}
+        for i, names in enumerate(shards, 1):
+            part = f"-{i:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
+            self.open(folder / f"model{part}.safetensors", names)
+            index |= dict.fromkeys(names, f"model{part}.safetensors")
         if len(shards) > 1:
             size = {"total_size": sum(spec.nbytes for spec in specs.values())}
             value = {"metadata": size, "weight_map": index}
@@ -177,16 +186,3 @@ class ShardWriter:
     def close(self) -> None:
         while self.handles:
             os.close(self.handles.pop())
-
-
-def split(specs: Mapping[str, Spec], limit: int) -> list[list[str]]:
-    """Names in order, in groups of at most `limit` bytes (one tensor at least)."""
-    shards: list[list[str]] = [[]]
-    used = 0
-    for name, spec in specs.items():
-        if shards[-1] and used + spec.nbytes > limit:
-            shards.append([])
-            used = 0
-        shards[-1].append(name)
-        used += spec.nbytes
-    return shards

@@ -14,22 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sharpen.merge import require
+from sharpen.merge import require, tiles
 from sharpen.merge.method import METHODS, F, Kernel, Method, PerTuned, parameters_of
-from sharpen.merge.tiles import (
-    CHANCES,
-    Array,
-    Look,
-    Tile,
-    Tiles,
-    cast,
-    like,
-    magnitudes,
-    module,
-    on_host,
-    select,
-    wide,
-)
+from sharpen.merge.tiles import CHANCES, Array, Look, Tile, Tiles, cast, like, magnitudes, wide
 
 Floats = PerTuned[float]
 EACH: dict[str, Any] = {"density": 1.0, "gamma": 0.01, "epsilon": 0.15}  # defaults
@@ -126,62 +113,58 @@ def divisor(x: Tiles, vectors: Sequence[Array] | None, weights: np.ndarray) -> A
 def pruned(x: Tiles, keep: Keep, density: Sequence[float], rescale: Rescale) -> Look:
     """Task vectors without what `keep` leaves out. With `rescale`, they are brought back to their
     sum of magnitudes, or divided by the density."""
-    factors = [1.0] * len(density)
+    factors = [1 / share if rescale == "density" and 0 < share < 1 else 1.0 for share in density]
     masks: dict[tuple[int, int], np.ndarray] = {}  # so that nothing is chosen or drawn twice
 
     def sums(tile: Tile) -> np.ndarray:
+        """Of magnitudes, before and after."""
         table = np.ones((len(density), 2))
         for i, vector in enumerate(deltas(x, tile)):
             if density[i] < 1:
-                mask = keep(tile, i, vector)
-                masks[tile.index, i] = np.packbits(on_host(mask))
-                size = module(vector).abs(vector, out=vector).reshape(-1)
-                part = size @ cast(mask.reshape(-1), wide(x.dtype))
-                table[i] = float(module(size).einsum("i->", size)), float(part)
+                mask = keep(tile, i, vector).reshape(-1)
+                masks[tile.index, i] = np.packbits(tiles.on_host(mask))
+                size = tiles.module(vector).abs(vector, out=vector).reshape(-1)
+                part = size @ cast(mask, wide(x.dtype))
+                table[i] = float(tiles.module(size).einsum("i->", size)), float(part)
         return table
 
-    if rescale == "density":
-        factors = [1 / share if 0 < share < 1 else 1.0 for share in density]
-    elif rescale and min(density) < 1:
-        table = np.asarray(sum(x.each(sums)))
-        factors = [a / b if min(a, b) >= 1e-7 else 1.0 for a, b in table.tolist()]
+    if rescale is True and min(density, default=1) < 1:
+        pairs = np.asarray(sum(x.each(sums))).tolist()
+        factors = [a / b if min(a, b) >= 1e-7 else 1.0 for a, b in pairs]
 
     def look(tile: Tile) -> list[Array]:
         vectors = deltas(x, tile)
         for i, vector in enumerate(vectors):
             if density[i] < 1:
-                drawn = masks.pop((tile.index, i), None)
-                mask = keep(tile, i, vector) if drawn is None else unpacked(drawn, vector)
-                vector *= mask
+                if (found := masks.pop((tile.index, i), None)) is None:
+                    vector *= keep(tile, i, vector)
+                else:
+                    mask = np.unpackbits(found, count=math.prod(vector.shape)).view(bool)
+                    vector *= like(vector, mask.reshape(vector.shape))
                 multiply(x, vector, factors[i])
         return vectors
 
     return look
 
 
-def unpacked(mask: np.ndarray, values: Array) -> Array:
-    found = np.unpackbits(mask, count=math.prod(values.shape)).view(bool)
-    return like(values, found.reshape(values.shape))
-
-
 def largest(x: Tiles, density: Sequence[float], gamma: Sequence[float] | None = None) -> Keep:
     """Keep the `density` largest values; with `gamma`, after leaving out that share of the very
     largest."""
-    wanted: dict[tuple[int, int], int] = {}  # model → how many are kept or lie above, lie above
+    wanted: dict[tuple[int, str], int] = {}  # how many are kept or lie above them; lie above
     for i, share in enumerate(density):
         if share < 1:
             keep = max(int(share * x.elements), int(share > 0 and not gamma))
             above = min(x.elements - keep, int(gamma[i] * x.elements)) if gamma else 0
-            wanted |= {(i, 0): keep + above} | ({(i, 1): above} if gamma else {})
+            wanted |= {(i, "kept"): keep + above} | ({(i, "above"): above} if gamma else {})
     sizes = [(i, k) for (i, _), k in wanted.items()]
-    found = select(x, lambda tile: [magnitudes(v) for v in deltas(x, tile)], sizes)
+    found = tiles.select(x, lambda tile: [magnitudes(v) for v in deltas(x, tile)], sizes)
     tops = dict(zip(wanted, found, strict=True))
 
     def keep_largest(tile: Tile, i: int, vector: Array) -> Array:
         sizes = magnitudes(vector)
-        mask = tops[i, 0].mask(tile.index, sizes)
+        mask = tops[i, "kept"].mask(tile.index, sizes)
         if gamma:
-            mask &= ~tops[i, 1].mask(tile.index, sizes)
+            mask &= ~tops[i, "above"].mask(tile.index, sizes)
         return mask
 
     return keep_largest
@@ -200,8 +183,8 @@ def drawn(x: Tiles, density: Sequence[float], epsilon: Sequence[float] | None = 
             return x.random(tile, i) < int(limits_of(density[i]))
         order = abs(vector).argsort(axis=1, stable=True)
         shares = np.linspace(density[i] - epsilon[i], density[i] + epsilon[i], vector.shape[1])
-        limits = cast(order, "int16")
-        limits[like(order, np.arange(len(order))[:, None]), order] = like(order, limits_of(shares))
+        limits, rows = cast(order, "int16"), like(order, np.arange(len(order))[:, None])
+        limits[rows, order] = like(order, limits_of(shares))
         return x.random(tile, i) < limits
 
     return keep_drawn
@@ -216,13 +199,11 @@ def limits_of(shares: Any) -> np.ndarray:
 
 @vector_method("task_arithmetic")
 def whole(x: Tiles) -> Look:
-    """Prune nothing."""
     return lambda tile: deltas(x, tile)
 
 
 @vector_method("ties", consensus=True, normalize=True)
 def ties(x: Tiles, density: Floats = EACH["density"], rescale: Rescale = False) -> Look:
-    """Keep the largest values."""
     return pruned(x, largest(x, density), density, rescale)
 
 
@@ -234,14 +215,12 @@ def breadcrumbs(
     gamma: Floats = EACH["gamma"],
     rescale: Rescale = False,
 ) -> Look:
-    """Leave out the very largest values and the smallest ones."""
     return pruned(x, largest(x, density, gamma), density, rescale)
 
 
 @vector_method("dare_linear", random=True)
 @vector_method("dare_ties", consensus=True, random=True)
 def dare(x: Tiles, density: Floats = EACH["density"], rescale: Rescale = True) -> Look:
-    """Drop values at random and rescale what is left."""
     return pruned(x, drawn(x, density), density, rescale)
 
 
@@ -253,5 +232,4 @@ def della(
     epsilon: Floats = EACH["epsilon"],
     rescale: Rescale = True,
 ) -> Look:
-    """Drop values at random, the small ones of a row more often, and rescale what is left."""
     return pruned(x, drawn(x, density, epsilon), density, rescale)

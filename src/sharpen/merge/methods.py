@@ -7,7 +7,7 @@ that the inputs span: one look gives their inner products, the rest is scalars.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,21 +15,19 @@ import numpy as np
 from sharpen.merge import require
 from sharpen.merge.deltas import deltas, elect, total
 from sharpen.merge.method import Kernel, PerModel, PerTuned, merge_method
-from sharpen.merge.tiles import Array, Tile, Tiles, cast, magnitudes, module, select, wide
+from sharpen.merge.tiles import Array, Look, Tile, Tiles, cast, magnitudes, module, select, wide
 
 
 def blend(coefficients: Sequence[float], divisor: float = 1.0) -> Kernel:
     """The weighted sum of a tile's tensors."""
-    shares = [float(np.float32(c)) for c in coefficients]
+    shares = [float(np.float32(coefficient)) for coefficient in coefficients]
 
     def kernel(tile: Tile) -> Array:
         for tensor, share in zip(tile.tensors, shares, strict=True):
             if share != 1:
                 tensor *= share
         result = total(tile.tensors)
-        if divisor != 1:
-            result /= divisor
-        return result
+        return result if divisor == 1 else result / divisor
 
     return kernel
 
@@ -58,11 +56,11 @@ def passthrough(x: Tiles, scale: PerModel[float | None] = None) -> Kernel:  # ty
     return lambda tile: tile.tensors[0] if factor is None else tile.tensors[0] * factor
 
 
-def gram(x: Tiles, vectors: Callable[[Tile], Sequence[Array]]) -> np.ndarray:
+def gram(x: Tiles, look: Look) -> np.ndarray:
     """Inner products of whole tensors, [n, n], in float64."""
 
     def products(tile: Tile) -> np.ndarray:
-        rows = [vector.reshape(-1) for vector in vectors(tile)]
+        rows = [vector.reshape(-1) for vector in look(tile)]
         return np.array([[float(a @ b) for b in rows] for a in rows])
 
     return np.asarray(sum(x.each(products)))
@@ -75,9 +73,9 @@ def slerp(x: Tiles, t: float) -> Kernel:
     products = gram(x, lambda tile: tile.tensors)
     norms = [n if n > 1e-8 else 1.0 for n in np.sqrt(products.diagonal()).tolist()]
     cosine = max(-1.0, min(1.0, float(products[0, 1]) / (norms[0] * norms[1])))
+    angle = math.acos(cosine)
     if abs(cosine) > 0.9995:
         return blend([1 - t, t])
-    angle = math.acos(cosine)
     return blend([math.sin(part * angle) / math.sin(angle) for part in (1 - t, t)])
 
 
@@ -90,8 +88,7 @@ def multislerp(
     based = len(x.load(0).tensors) > len(weight)
     if len(weight) == 1:
         return lambda tile: tile.tensors[-1]
-    weights = np.array(weight)
-    weights = weights / weights.sum() if normalize_weights else weights
+    weights = np.array(weight) / (sum(weight) if normalize_weights else 1)
     products = gram(x, lambda tile: deltas(x, tile) if based else tile.tensors)
     norms = np.sqrt(products.diagonal())
     direction = weights / (norms + eps)
@@ -108,17 +105,16 @@ def karcher(x: Tiles, max_iter: int = 10, tol: float = 1e-5) -> Kernel:
     """The Karcher mean of the directions, at the mean length."""
     products = gram(x, lambda tile: tile.tensors)
     norms = np.sqrt(products.diagonal())
-    used = np.flatnonzero(norms > tol)
-    if len(norms) == 1 or not len(used):
+    used = norms > tol
+    if len(norms) == 1 or not used.any():
         return blend([1.0 if len(norms) == 1 else 0.0] * len(norms))
-    scale, alpha = np.zeros(len(norms)), np.zeros(len(norms))
-    scale[used], alpha[used] = 1 / norms[used], 1 / len(used)
+    scale, alpha = used / norms.clip(tol), used / used.sum()
     cosines = products * np.outer(scale, scale)
 
     def length(v: np.ndarray) -> float:
         return math.sqrt(max(0.0, v @ cosines @ v))
 
-    mean = alpha / length(alpha) if length(alpha) >= tol else np.eye(len(norms))[used[0]]
+    mean = alpha / length(alpha) if length(alpha) >= tol else np.eye(len(norms))[used.argmax()]
     for _ in range(max_iter):
         cosine = (cosines @ mean).clip(-1, 1)
         angle = np.arccos(cosine)
@@ -139,28 +135,25 @@ def model_stock(x: Tiles, filter_wise: bool = False) -> Kernel:
     mean = None if filter_wise else float(mean_cosine(gram(x, lambda tile: deltas(x, tile))))
 
     def kernel(tile: Tile) -> Array:
-        vectors = deltas(x, tile)
-        cosine: Any = mean
-        if mean is None:
+        vectors, cosine = deltas(x, tile), mean
+        if cosine is None:
             rows = module(vectors[0]).stack(vectors)
-            products = module(rows).einsum("irc,jrc->rij", rows, rows)
-            cosine = mean_cosine(products)[:, None]
-        denominator = 1 + (len(vectors) - 1) * cosine
-        singular = abs(denominator) < 1e-6  # opposing updates: stay at the base
-        return tile.tensors[0] + total(vectors) * (
-            cosine * (singular == 0) / (denominator + singular)
-        )
+            cosine = mean_cosine(module(rows).einsum("irc,jrc->rij", rows, rows))[:, None]
+        divisor = 1 + (len(vectors) - 1) * cosine
+        singular = abs(divisor) < 1e-6  # opposing updates: stay at the base
+        share: Any = cosine * (singular == 0) / (divisor + singular)
+        return tile.tensors[0] + total(vectors) * share
 
     return kernel
 
 
 def mean_cosine(products: Array) -> Array:
     """Of all pairs of vectors, from their inner products [..., n, n]."""
-    count = products.shape[-1]
-    norms = module(products).einsum("...ii->...i", products) ** 0.5
+    einsum, count = module(products).einsum, products.shape[-1]
+    norms = einsum("...ii->...i", products) ** 0.5
     cosines = products / (norms[..., :, None] * norms[..., None, :]).clip(1e-6)
-    own = module(products).einsum("...ii->...", cosines)
-    return (cosines.clip(-1, 1).sum((-2, -1)) - own) / (count * (count - 1))
+    pairs = cosines.clip(-1, 1).sum((-2, -1)) - einsum("...ii->...", cosines)
+    return pairs / (count * (count - 1))
 
 
 @merge_method()
@@ -173,25 +166,23 @@ def sce(x: Tiles, select_topk: float = 1.0) -> Kernel:
         variance = xp.var(cast(xp.stack(vectors), "float64"), axis=0, correction=0)
         return magnitudes(x.round(cast(variance, wide(x.dtype))))
 
-    top = None
+    tops = []
     if select_topk < 1:
         varying = sum(x.each(lambda tile: int((spread(deltas(x, tile)) != 0).sum())))
         wanted = [(0, int(varying * select_topk))]
-        top = select(x, lambda tile: [spread(deltas(x, tile))], wanted)[0]
+        tops = select(x, lambda tile: [spread(deltas(x, tile))], wanted)
 
     def chosen(tile: Tile) -> Sequence[Array]:
         vectors = deltas(x, tile)
-        if top is None:
-            return vectors
-        mask = top.mask(tile.index, spread(vectors))
-        return [vector * mask for vector in vectors]
+        masks = [top.mask(tile.index, spread(vectors)) for top in tops]
+        return [vector * masks[0] for vector in vectors] if masks else vectors
 
     def energies(tile: Tile) -> np.ndarray:
         return np.array([float((vector * vector).sum()) for vector in chosen(tile)])
 
     energy = np.asarray(sum(x.each(energies))) / max(1, x.elements)
-    level = float(energy.sum())
-    weights = (energy / level if level >= 1e-6 else np.ones(len(energy)) / len(energy)).tolist()
+    energy = energy if energy.sum() >= 1e-6 else np.ones(len(energy))
+    weights = (energy / energy.sum()).tolist()
 
     def kernel(tile: Tile) -> Array:
         vectors = chosen(tile)
@@ -212,7 +203,6 @@ def nearswap(x: Tiles, t: float) -> Kernel:
         base, other = tile.tensors
         gap = x.round(x.round(abs(base - other)).clip(1e-6))
         share = x.round((x.round(1 / gap) * t).clip(0, 1))
-        rest = x.round(1 - share)
-        return x.round(share * other) + x.round(rest * base)
+        return x.round(share * other) + x.round(x.round(1 - share) * base)
 
     return kernel

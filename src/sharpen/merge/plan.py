@@ -30,29 +30,21 @@ class Job:
     """One tensor to make: the same place in every input, the base first if there is one."""
 
     name: str
-    inputs: tuple[tuple[Model, str], ...]
+    inputs: Sequence[tuple[Model, str]]
     method: Method
     values: Mapping[str, Any]
     work: str  # the dtype that steps are rounded to
     made: Spec
 
-    @property
-    def size(self) -> int:
-        return self.made.rows * self.made.columns
-
 
 @dataclass(frozen=True)
 class Plan:
-    jobs: tuple[Job, ...]
+    jobs: list[Job]
     config: Json
     donor: Path  # whose tokenizer and other small files are copied
     vocabulary: Vocabulary | None
     chat_template: str
-    notes: tuple[str, ...]  # differences that do not prevent the merge
-
-    @property
-    def nbytes(self) -> int:
-        return sum(job.made.nbytes for job in self.jobs)
+    notes: list[str]  # differences that do not prevent the merge
 
 
 @dataclass(frozen=True)
@@ -70,17 +62,18 @@ class Part:
     """A slice with its models opened and put in order, the base first."""
 
     recipe: MergeConfig
-    sources: tuple[Source, ...]
+    sources: list[Source]
     based: bool
-    settings: tuple[Settings, ...]  # of the slice, of the recipe
+    settings: tuple[Settings, Settings]  # of the slice, of the recipe
 
 
 def build_plan(recipe: MergeConfig) -> Plan:
     check_recipe(recipe)
     models = {name: open_reference(name, recipe.base_model) for name in recipe.references}
     for key in ("architectures", "model_type"):
-        shown = ", ".join(f"{m.where} has {m.config.get(key)}" for m in models.values())
         found = [model.config.get(key) for model in models.values()]
+        pairs = zip(models.values(), found, strict=True)
+        shown = ", ".join(f"{model.where} has {value}" for model, value in pairs)
         require(all(value == found[0] for value in found), f"{key} differ: {shown}")
     notes = tokenizer_notes(models)
     vocabulary = None
@@ -88,13 +81,13 @@ def build_plan(recipe: MergeConfig) -> Plan:
         pad = recipe.tokenizer.pad_to_multiple_of if recipe.tokenizer else None
         models, vocabulary = align(models, recipe.base_model, source, pad)
     parts = [part_of(recipe, piece, models) for piece in slices_of(recipe, models)]
-    jobs = tuple(jobs_of(parts))
+    jobs = list(jobs_of(parts))
     template = models[recipe.references[0]]
     config = output_config(template, parts, vocabulary)
     if any(job.name == "lm_head.weight" for job in jobs):
         config["tie_word_embeddings"] = False
     text = chat_template(recipe.chat_template or "")
-    return Plan(jobs, config, template.folder, vocabulary, text, tuple(notes))
+    return Plan(jobs, config, template.folder, vocabulary, text, notes)
 
 
 def chat_template(wanted: str) -> str:
@@ -110,16 +103,14 @@ def chat_template(wanted: str) -> str:
 
 def slices_of(recipe: MergeConfig, models: Mapping[str, Model]) -> list[Slice]:
     """The recipe's slices, or all layers of all its models as one."""
-    if recipe.slices:
-        return recipe.slices
     entries = [(entry.model, entry.parameters) for entry in recipe.models]
     if recipe.base_model and recipe.base_model not in dict(entries):
         entries.append((recipe.base_model, {}))
-    sources = [
+    whole = [
         LayerSource(model=name, parameters=settings, layer_range=(0, layer_count(models[name])))
         for name, settings in entries
     ]
-    return [Slice(sources=sources)]
+    return recipe.slices or [Slice(sources=whole)]
 
 
 def part_of(recipe: MergeConfig, piece: Slice, models: Mapping[str, Model]) -> Part:
@@ -137,7 +128,7 @@ def part_of(recipe: MergeConfig, piece: Slice, models: Mapping[str, Model]) -> P
     counted = ", ".join(f"{source.model.where} has {len(source.layers)}" for source in sources)
     same = len({len(source.layers) for source in sources}) == 1
     require(same, f"the merged models differ in their number of layers: {counted}")
-    return Part(recipe, tuple(sources), based, (piece.parameters, recipe.parameters))
+    return Part(recipe, sources, based, (piece.parameters, recipe.parameters))
 
 
 def check_inputs(method: Method, names: Sequence[str], base: str | None) -> None:
@@ -147,12 +138,11 @@ def check_inputs(method: Method, names: Sequence[str], base: str | None) -> None
     among = f" among the merged ones ({shown})" if base else ""
     wanted = method.base != "required" or base in names
     require(wanted, f"{method.name} needs a base_model{among}")
-    bound = f"at least {method.least}" if count < method.least else f"at most {method.most}"
-    bound = f"exactly {method.least}" if method.least == method.most else bound
-    require(
-        method.least <= count <= (method.most or count),
-        f"{method.name} merges {bound} models, base included; found {count}: {shown}",
-    )
+    least, most = method.least, method.most or count
+    bound = f"at least {least}" if count < least else f"at most {most}"
+    bound = f"exactly {least}" if least == method.most else bound
+    counted = f"{bound} models, base included; found {count}: {shown}"
+    require(least <= count <= most, f"{method.name} merges {counted}")
 
 
 def jobs_of(parts: Sequence[Part]) -> Iterable[Job]:
@@ -186,6 +176,7 @@ def places(part: Part) -> dict[tuple[int, str], dict[int, str]]:
 
 
 def job_of(part: Part, name: str, names: Mapping[int, str], depth: float) -> Job:
+    """`names` are the tensor's names in the sources that have it."""
     inputs = []
     for i, source in enumerate(part.sources):
         stored = names.get(i) or tied_head(source.model, name)
@@ -194,27 +185,25 @@ def job_of(part: Part, name: str, names: Mapping[int, str], depth: float) -> Job
             raise SharpenError(f"{where}: has no tensor {name}, which {having} has")
         inputs.append((source.model, stored))
     specs = [model.tensors[stored] for model, stored in inputs]
-    if len({spec.shape for spec in specs}) > 1:
-        shown = ", ".join(f"{m.where} {list(m.tensors[stored].shape)}" for m, stored in inputs)
-        if EMBEDDINGS.search(name) or name.endswith("lm_head.weight"):
-            shown += "; vocabularies differ: set tokenizer_source: union (or base, or a model)"
-        raise SharpenError(f"{name}: shapes differ: {shown}")
-    if "float" not in specs[0].dtype:
+    shown = ", ".join(f"{model.where} {list(model.tensors[n].shape)}" for model, n in inputs)
+    if EMBEDDINGS.search(name) or name.endswith("lm_head.weight"):
+        shown += "; vocabularies differ: set tokenizer_source: union (or base, or a model)"
+    require(len({spec.shape for spec in specs}) == 1, f"{name}: shapes differ: {shown}")
+    first, recipe, method = specs[0], part.recipe, METHODS[part.recipe.merge_method]
+    if "float" not in first.dtype:
         copy = METHODS["passthrough"]
-        return Job(name, (inputs[0],), copy, {"scale": [None]}, specs[0].dtype, specs[0])
-    recipe, method = part.recipe, METHODS[part.recipe.merge_method]
+        return Job(name, inputs[:1], copy, {"scale": [None]}, first.dtype, first)
     work = recipe.dtype or common_dtype(specs, name)
     own = [names.get(i, name) for i in range(len(inputs))]
     values = {p.name: setting(part, p, own, depth, name) for p in method.parameters.values()}
-    made = Spec(recipe.out_dtype or work, specs[0].shape)
-    return Job(name, tuple(inputs), method, values, work, made)
+    return Job(name, inputs, method, values, work, Spec(recipe.out_dtype or work, first.shape))
 
 
 def setting(
     part: Part, parameter: Parameter, names: Sequence[str], depth: float, tensor: str
 ) -> Any:
     """A parameter for one tensor; settings of a model stand above those of its slice, these above
-    the recipe's. `names` are the tensor's names in the inputs."""
+    the recipe's."""
     if parameter.scope == "shared":
         return value_of(parameter, part.settings, tensor, depth)
     pairs = list(zip(part.sources, names, strict=True))
@@ -231,8 +220,7 @@ def common_dtype(specs: Sequence[Spec], name: str) -> str:
 
 
 def layer_count(model: Model) -> int:
-    inner = model.config.get("text_config")
-    for config in (model.config, inner if isinstance(inner, dict) else {}):
+    for config in (model.config, model.config.get("text_config") or {}):
         for key in LAYER_COUNTS:
             if isinstance(config.get(key), int):
                 return config[key]
@@ -263,13 +251,10 @@ def output_config(template: Model, parts: Sequence[Part], vocabulary: Vocabulary
         config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
     if vocabulary:
         config["vocab_size"] = vocabulary.size
-    if not recipe.slices:
-        return config
-    old = layer_count(template)
-    own = old in [config.get(key) for key in LAYER_COUNTS]
+    old, taken = layer_count(template), [n for part in parts for n in part.sources[0].layers]
+    own = not recipe.slices or old in [config.get(key) for key in LAYER_COUNTS]
     require(own, f"{template.where}: slices of a model within a model cannot be made")
-    taken = [layer for part in parts for layer in part.sources[0].layers]
-    for key, value in config.items():
+    for key, value in config.items() if recipe.slices else ():
         if key in LAYER_COUNTS and value == old:
             config[key] = len(taken)
         elif isinstance(value, list) and len(value) == old:  # one entry a layer

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import Field
 
 from sharpen.config import Config, load_config
 from sharpen.merge import deltas, methods, require  # noqa: F401 - they register the methods
 from sharpen.merge.method import METHODS, REQUIRED, Parameter
-from sharpen.merge.tiles import WORKING
+from sharpen.merge.tiles import Dtype
 
 Scalar = bool | int | float | str
 NO_EFFECT = ("int8_mask",)  # mergekit's way to save memory; here nothing is held that it would save
@@ -53,8 +54,8 @@ class MergeConfig(Config):
     slices: list[Slice] = Field(default_factory=list)
     base_model: str | None = None
     parameters: Settings = Field(default_factory=dict)
-    dtype: str | None = None
-    out_dtype: str | None = None
+    dtype: Dtype | None = None
+    out_dtype: Dtype | None = None
     tokenizer_source: str | None = None
     tokenizer: TokenizerConfig | None = None
     chat_template: str | None = None
@@ -89,9 +90,6 @@ def check_recipe(config: MergeConfig, where: str = "merge") -> None:
     require(either, f"{where}: give either models or slices")
     both = config.tokenizer and config.tokenizer_source
     require(not both, f"{where}: give either tokenizer or tokenizer_source")
-    for name in (config.dtype, config.out_dtype):
-        expected = f"expected one of {', '.join(WORKING)}"
-        require(name in (None, *WORKING), f"{where}: dtype {name!r}: {expected}")
     method = config.merge_method
     unknown = f"unknown method {method!r}, {meant(method, sorted(METHODS))}"
     require(method in METHODS, f"{where}: merge_method: {unknown}")
@@ -135,8 +133,6 @@ def evaluate(setting: Setting, tensor: str, depth: float, check: Callable[[Any],
     if not values:
         return None
     place = depth * (len(values) - 1)
-    low = int(place)
-    if any(isinstance(v, (bool, str)) for v in values):
-        return values[low]
-    high = min(len(values) - 1, low + 1)
-    return check((1 - (place - low)) * values[low] + (place - low) * values[high])
+    if any(isinstance(value, (bool, str)) for value in values):
+        return values[int(place)]
+    return check(float(np.interp(place, range(len(values)), values)))

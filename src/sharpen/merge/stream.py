@@ -1,19 +1,20 @@
 """A plan → a model folder, tensor by tensor, in bounded memory.
 
-Large tensors are read, merged and written in tiles that threads share; of small tensors each thread
-takes a whole one. Tiles are so small that they stay in the processor's cache, and reading them
-again for another look is cheaper than keeping them. The folder takes its name only when everything
-in it is complete.
+Tensors are read, merged and written in tiles so small that they stay in the processor's cache;
+reading them again for another look is cheaper than keeping them. The folder takes its name only
+when everything in it is complete.
 """
 
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +27,13 @@ from sharpen.merge import require
 from sharpen.merge.checkpoint import ShardWriter
 from sharpen.merge.plan import Job, Plan, build_plan
 from sharpen.merge.recipe import MergeConfig
-from sharpen.merge.tiles import Array, NotFinite, Run, Tile, Tiles, cast, on_host, rounded, wide
+from sharpen.merge.tiles import Array, NotFinite, Tile, Tiles, cast, on_host, rounded, wide
 from sharpen.progress import Advance, progress
 from sharpen.records import atomic_folder, read_json, write_json, write_text
 from sharpen.types import Json, SharpenError
 
-TILE_ELEMENTS = 1 << 17
-LARGE_ELEMENTS = 1 << 24  # tensors from this size on are shared by all threads
+TILE_ELEMENTS = 1 << 15
+SMALL_ELEMENTS = 1 << 24  # a smaller model is not worth several processes
 SMALL_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 SMALL_FILES += ("vocab.json", "chat_template*", "generation_config.json", "*processor_config.json")
 Move = Callable[[np.ndarray], Array]  # to where it is computed
@@ -41,7 +42,7 @@ Move = Callable[[np.ndarray], Array]  # to where it is computed
 @dataclass(frozen=True)
 class MergeOptions:
     seed: int = 0
-    threads: int = 0  # 0: one a core, 8 at most
+    workers: int = 0  # processes; 0: one a core, 8 at most
     device: str = "cpu"
     shard_bytes: int = 5_000_000_000
     overwrite: bool = False
@@ -57,15 +58,18 @@ def merge(recipe: MergeConfig, out: str | Path, options: MergeOptions = DEFAULTS
     check_output(out, options.overwrite)
     move = mover(options.device)
     plan = build_plan(recipe)
-    check_space(plan, out)
+    size = sum(job.made.nbytes for job in plan.jobs)
+    parent = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
+    needed, free = size + (64 << 20), shutil.disk_usage(parent).free
+    require(free >= needed, f"{parent}: {needed:,} bytes are needed, {free:,} are free")
     shown = progress("merging", len(plan.jobs)) if options.show else nullcontext(lambda count: None)
     with atomic_folder(out) as folder, shown as advance, np.errstate(all="ignore"):
         write_tensors(plan, folder, options, move, advance)
         write_small_files(plan, recipe, folder, options.seed)
+    seconds = round(time.perf_counter() - started, 3)
     report = {"out": str(out), "method": recipe.merge_method, "tensors": len(plan.jobs)}
-    report |= {"bytes": plan.nbytes, "seconds": round(time.perf_counter() - started, 3)}
-    report |= {"seed": options.seed, "device": options.device, "notes": list(plan.notes)}
-    return report
+    report |= {"bytes": size, "seconds": seconds, "seed": options.seed, "device": options.device}
+    return report | {"notes": plan.notes}
 
 
 def keep_freed_memory() -> None:
@@ -95,41 +99,53 @@ def mover(device: str) -> Move:
     return lambda values: torch.from_numpy(values).to(device)
 
 
-def check_space(plan: Plan, out: Path) -> None:
-    parent = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
-    needed = plan.nbytes + (64 << 20)
-    free = shutil.disk_usage(parent).free
-    require(free >= needed, f"{parent}: {needed:,} bytes are needed, {free:,} are free")
-
-
 def write_tensors(
     plan: Plan, folder: Path, options: MergeOptions, move: Move, advance: Advance
 ) -> None:
+    """Every tensor by one of several processes, the largest first."""
+    jobs = sorted(plan.jobs, key=lambda job: -job.made.size)
     specs = {job.name: job.made for job in plan.jobs}
-    threads = options.threads or min(8, os.cpu_count() or 1)
-    # what is not finite is found in the results, and said once
-    pool = ThreadPoolExecutor(threads, initializer=lambda: np.seterr(all="ignore"))
+    alone = options.device != "cpu" or sum(job.made.size for job in jobs) < SMALL_ELEMENTS
+    workers = 1 if alone else min(8, os.cpu_count() or 1)
     with closing(ShardWriter(folder, specs, options.shard_bytes)) as writer:
 
-        def make(job: Job, run: Run = map) -> None:
-            make_tensor(job, writer, tiles_of(job, options.seed, move, run))
+        def make(index: int) -> None:
+            make_tensor(jobs[index], writer, tiles_of(jobs[index], options.seed, move))
 
-        try:
-            for job in (job for job in plan.jobs if job.size >= LARGE_ELEMENTS):
-                make(job, pool.map)
+        if (options.workers or workers) == 1:
+            for index in range(len(jobs)):
+                make(index)
                 advance(1)
-            for _ in pool.map(make, [job for job in plan.jobs if job.size < LARGE_ELEMENTS]):
+            return
+        # threads would wait for each other: numpy takes Python's lock at every step
+        context = multiprocessing.get_context("fork")
+        pool = ProcessPoolExecutor(options.workers or workers, context, begin_work, (make,))
+        try:
+            for _ in pool.map(do_work, range(len(jobs))):
                 advance(1)
         finally:
             pool.shutdown(cancel_futures=True)
 
 
+WORK: list[Callable[[int], None]] = []  # what a worker process does
+
+
+def begin_work(work: Callable[[int], None]) -> None:
+    """In a new worker, which ends with its parent and leaves interrupts to it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    WORK.append(work)
+
+
+def do_work(index: int) -> None:
+    WORK[0](index)
+
+
 def make_tensor(job: Job, writer: ShardWriter, tiles: Tiles) -> None:
     def finish(tile: Tile) -> None:
         merged = on_host(kernel(tile))
-        if job.made.dtype != job.work:
-            merged = rounded(merged, job.work)
-        writer.write(job.name, tile.start, merged)
+        same = job.made.dtype == job.work
+        writer.write(job.name, tile.start, merged if same else rounded(merged, job.work))
 
     try:
         kernel = job.method.kernel(tiles, dict(job.values))
@@ -139,7 +155,7 @@ def make_tensor(job: Job, writer: ShardWriter, tiles: Tiles) -> None:
         blame(job)
 
 
-def tiles_of(job: Job, seed: int, move: Move, run: Run) -> Tiles:
+def tiles_of(job: Job, seed: int, move: Move) -> Tiles:
     """A tensor's tiles, read from every input."""
     ranges = job.made.row_ranges(TILE_ELEMENTS)
 
@@ -152,7 +168,7 @@ def tiles_of(job: Job, seed: int, move: Move, run: Run) -> Tiles:
             tensors.append(move(tensor))
         return Tile(tuple(tensors), index, ranges[index][0] * job.made.columns)
 
-    return Tiles(len(ranges), load, job.size, job.work, job.name, seed, run)
+    return Tiles(len(ranges), load, job.made.size, job.work, job.name, seed)
 
 
 def blame(job: Job) -> NoReturn:

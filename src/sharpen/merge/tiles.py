@@ -2,9 +2,8 @@
 
 Methods compute in float32 (float64 for float64 models) and round to the working dtype where
 mergekit does. On the CPU an array is numpy's, so that a merge need not import torch; on a GPU it is
-torch's; code keeps to what the two have in common. A method may look at all tiles as often as it
-likes and returns the function that merges one tile. Neither selection by magnitude nor random
-numbers depend on tile size, threads or device.
+torch's; code keeps to what the two have in common. Neither selection by magnitude nor random
+numbers depend on tile size, processes or device.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
@@ -36,11 +35,12 @@ DTYPES = {  # dtype → its code in safetensors files, and what numpy holds it i
     "uint8": ("U8", "u1"),
     "bool": ("BOOL", "?"),
 }
-WORKING = ("bfloat16", "float16", "float32", "float64")  # what can be computed in
+Dtype = Literal["bfloat16", "float16", "float32", "float64"]  # what can be computed in
+WORKING: tuple[str, ...] = get_args(Dtype)
 NARROW = {"bfloat16": (16, 0), "float16": (13, 0x38800000)}  # digits fewer than float32's; least
 EXPONENT, MAGNITUDE = 0x7F800000, 0x7FFFFFFF  # bits of a float32
 CHANCES = 1 << 16  # probabilities are multiples of 1/65536
-Run = Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]]
+Counts = tuple[np.ndarray, np.ndarray]  # numbers that occur, and how often
 
 
 class NotFinite(SharpenError):
@@ -52,36 +52,29 @@ def wide(dtype: str) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
-def eight_bit_floats(dtype: str) -> np.ndarray:
-    """The 256 values of a dtype: its bits, moved to where a wider dtype has them."""
-    codes = np.arange(256, dtype=np.uint32)
-    if dtype == "float8_e5m2":
-        return (codes << 8).astype(np.uint16).view(np.float16).astype(np.float32)
-    values = ((codes & 0x80) << 24 | (codes & 0x7F) << 20).view(np.float32) * np.float32(2.0**120)
-    values[[0x7F, 0xFF]] = np.nan
-    return values
-
-
 def decode(raw: np.ndarray, dtype: str) -> np.ndarray:
     """What a file holds → float32 or float64; integers stay."""
     if dtype == "bfloat16":
         values = raw.astype(np.uint32)
         values <<= 16
         return values.view(np.float32)
-    if dtype.startswith("float8"):
-        return eight_bit_floats(dtype)[raw]
+    if dtype == "float8_e5m2":
+        raw = (raw.astype(np.uint16) << 8).view(np.float16)
+    if dtype == "float8_e4m3fn":  # its bits, moved to where float32 has them
+        codes = raw.astype(np.uint32)
+        values = ((codes & 0x80) << 24 | (codes & 0x7F) << 20).view(np.float32) * 2.0**120
+        values[(codes & 0x7F) == 0x7F] = np.nan
+        return values
     return raw.astype(wide(dtype) if "float" in dtype else raw.dtype, copy=False)
 
 
 def encode(values: np.ndarray, dtype: str) -> np.ndarray:
     """The other way; `values` may be changed. What `dtype` cannot hold is an error."""
-    if dtype == "bfloat16":
-        values = rounded(values.astype(np.float32, copy=False), dtype)
-    else:
-        values = values.astype(DTYPES[dtype][1], copy=False)
-    if "float" in dtype and not np.isfinite(values).all():
+    half = dtype == "bfloat16"
+    values = values.astype("f4" if half else DTYPES[dtype][1], copy=False)
+    if "float" in dtype and not np.isfinite(rounded(values, dtype) if half else values).all():
         raise NotFinite("a value is not a number, or infinite")
-    if dtype != "bfloat16":
+    if not half:
         return values
     found = values.view(np.uint32)
     found >>= 16
@@ -94,25 +87,28 @@ def module(values: Array) -> Any:
 
 
 def cast(values: Array, dtype: str) -> Array:
-    if isinstance(values, np.ndarray):
+    if module(values) is np:
         return values.astype(dtype, copy=False)
     return values.to(getattr(module(values), dtype))
 
 
 def like(values: Array, array: np.ndarray) -> Array:
     """`array` where `values` are."""
-    if isinstance(values, np.ndarray):
-        return array
-    return module(values).from_numpy(array).to(values.device)
+    return array if module(values) is np else module(values).from_numpy(array).to(values.device)
 
 
 def on_host(values: Array) -> np.ndarray:
-    return values if isinstance(values, np.ndarray) else values.cpu().numpy()
+    return values if module(values) is np else values.cpu().numpy()
 
 
 def bits(values: Array) -> Array:
     """The integers that floats are made of, as a view."""
     return values.view(getattr(module(values), f"int{8 * values.itemsize}"))
+
+
+def magnitudes(values: Array) -> Array:
+    """int32 that order like |values|: the bit pattern without its sign."""
+    return bits(cast(values, "float32")) & MAGNITUDE
 
 
 def rounded(values: Array, dtype: str) -> Array:
@@ -140,7 +136,6 @@ class Tile:
 
 
 Look = Callable[[Tile], Sequence[Array]]
-Counts = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -151,32 +146,25 @@ class Tiles:
     dtype: str  # which results of a step are rounded to
     name: str = ""
     seed: int = 0
-    run: Run = map
 
     def each(self, look: Callable[[Tile], R]) -> Iterable[R]:
         """`look` at every tile; the results in order."""
-        return self.run(lambda index: look(self.load(index)), range(self.count))
+        return (look(self.load(index)) for index in range(self.count))
 
     def round(self, values: Array) -> Array:
         return rounded(values, self.dtype)
 
     def random(self, tile: Tile, model: int) -> Array:
         """A random int16 for every element of a tile, the same wherever tiles begin."""
-        shape = tile.tensors[0].shape
+        shape, skip = tile.tensors[0].shape, tile.start % 4
+        wanted = math.prod(shape)
         key = np.random.SeedSequence([self.seed, zlib.crc32(self.name.encode()), model])
         source = np.random.PCG64(key)
         source.advance(tile.start // 4)  # a draw of 64 bits serves four elements
-        skip, wanted = tile.start % 4, math.prod(shape)
         draws = np.random.Generator(source).integers(
             0, 2**64 - 1, size=(wanted + skip + 3) // 4, dtype=np.uint64, endpoint=True
         )
-        found = draws.view(np.int16)[skip : skip + wanted].reshape(shape)
-        return like(tile.tensors[0], found)
-
-
-def magnitudes(values: Array) -> Array:
-    """int32 that order like |values|: the bit pattern without its sign."""
-    return bits(cast(values, "float32")) & MAGNITUDE
+        return like(tile.tensors[0], draws.view(np.int16)[skip : skip + wanted].reshape(shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +181,8 @@ class Top:
         if kept == equal:
             return found >= self.limit
         mask = found > self.limit
-        if kept:
-            places = np.flatnonzero(on_host(found) == self.limit)[:kept]
-            mask.reshape(-1)[like(mask, places)] = True
+        places = np.flatnonzero(on_host(found) == self.limit)[:kept]
+        mask.reshape(-1)[like(mask, places)] = True
         return mask
 
 
@@ -208,7 +195,6 @@ def select(x: Tiles, look: Look, wanted: Sequence[tuple[int, int]]) -> list[Top]
 
 
 def counted(numbers: Array) -> Counts:
-    """Which numbers occur, and how often."""
     found = on_host(module(numbers).bincount(numbers.reshape(-1)))
     places = np.flatnonzero(found)
     return places, found[places]
@@ -219,25 +205,25 @@ def top_of(x: Tiles, look: Look, i: int, table: Sequence[Counts], k: int) -> Top
     look."""
     if k <= 0:
         return Top(MAGNITUDE, [0] * x.count, [0] * x.count)
-    limit, rest = kth(table, k)
-    low, last = 0, limit
+    last, rest = kth(table, k)
+    limit = last << 16
     if x.dtype != "bfloat16":
 
         def trailing(tile: Tile) -> Counts:
             found = look(tile)[i]
-            return counted(found[(found >> 16) == limit] & 0xFFFF)
+            return counted(found[(found >> 16) == limit >> 16] & 0xFFFF)
 
         table = list(x.each(trailing))
-        low, rest = kth(table, rest)
-        last = low
+        last, rest = kth(table, rest)
+        limit |= last
     equal = [int(counts[numbers == last].sum()) for numbers, counts in table]
     ends = np.minimum(np.cumsum(equal), rest)  # the first tiles take what is left at the limit
-    return Top(limit << 16 | low, np.diff(ends, prepend=0).tolist(), equal)
+    return Top(limit, np.diff(ends, prepend=0).tolist(), equal)
 
 
 def kth(table: Sequence[Counts], k: int) -> tuple[int, int]:
     """The k-th largest number, and how many of its like are among the k largest."""
-    places, counts = (np.concatenate(column) for column in zip(*table, strict=True))
-    above = np.bincount(places, weights=counts)[::-1].cumsum()
+    numbers, counts = (np.concatenate(column) for column in zip(*table, strict=True))
+    above = np.bincount(numbers, weights=counts)[::-1].cumsum()
     place = int(np.searchsorted(above, k))
     return len(above) - 1 - place, k - int(above[place - 1] if place else 0)

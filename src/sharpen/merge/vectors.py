@@ -109,7 +109,7 @@ def write_task_vector(base: Model, tuned: Model, out: str | Path) -> Json:
         with closing(ShardWriter(Path(folder), specs, size + 1)) as writer:
             for name in base.tensors:
                 write_difference(writer, base, tuned, name)
-        file = Path(folder) / writer.files[0]
+        file = Path(folder) / "model.safetensors"
         sync_file(file)
         os.replace(file, out)
     sparse = sum(name.endswith(POSITIONS) for name in specs)
