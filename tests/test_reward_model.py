@@ -229,7 +229,8 @@ def test_final_is_a_plain_classifier(outcome, pico_folder, name):
     ours = [score.value for score in reward.score_all(items)]
     np.testing.assert_allclose(ours, chosen, atol=1e-4)
     assert reward.score(*items[3]).value == pytest.approx(ours[3], abs=1e-4)
-    block = {"parts": [{"name": "learned", "options": {"path": str(outcome / name / "final")}}]}
+    options = {"path": str(outcome / name / "final"), "device": "cpu"}
+    block = {"parts": [{"name": "learned", "options": options}]}
     assert build_reward(block).score(*items[3]).value == pytest.approx(ours[3], abs=1e-4)
 
 
