@@ -261,6 +261,16 @@ def test_files_and_state_dicts_give_the_same(
         torch.testing.assert_close(found[name], tensor, rtol=torch.finfo(dtype).eps, atol=1e-7)
 
 
+def test_a_wrong_value_is_named_from_any_process(tmp_path: Path) -> None:
+    weights = mm.tensors(0)
+    weights["model.layers.1.mlp.up_proj.weight"][3, 1] = torch.nan
+    folder = mm.save(tmp_path / "bad", weights)
+    recipe = config(merge_method="passthrough", models=[{"model": folder}])
+    with pytest.raises(SharpenError, match=r"layers\.1\.mlp\.up_proj\.weight: nan at \[3, 1\]"):
+        merge(recipe, tmp_path / "out", MergeOptions(workers=2))
+    assert not (tmp_path / "out").exists()
+
+
 def test_random_methods_follow_the_seed(tmp_path: Path) -> None:
     base, *others = mm.trio(tmp_path)
     recipe = config(

@@ -32,7 +32,7 @@ from sharpen.progress import Advance, progress
 from sharpen.records import atomic_folder, read_json, write_json, write_text
 from sharpen.types import Json, SharpenError
 
-TILE_ELEMENTS = 1 << 15
+TILE_ELEMENTS = 1 << 17
 SMALL_ELEMENTS = 1 << 24  # a smaller model is not worth several processes
 SMALL_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 SMALL_FILES += ("vocab.json", "chat_template*", "generation_config.json", "*processor_config.json")
