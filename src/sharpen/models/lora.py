@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft.tuners.lora import Linear
@@ -19,13 +19,12 @@ class FusedLinear(Linear):
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         base: Any = self.base_layer
+        down, up = cast(Any, self.lora_A), cast(Any, self.lora_B)
         names = [name for name in self.active_adapters if name in self.lora_A]
         plain = self.disable_adapters or self.merged or len(names) != 1 or args or kwargs
         if plain or names[0] in self.lora_variant:
             return super().forward(x, *args, **kwargs)
-        down_R_D, up_O_R = (
-            part[names[0]].weight.to(x.dtype) for part in (self.lora_A, self.lora_B)
-        )  # type: ignore[operator]
+        down_R_D, up_O_R = (part[names[0]].weight.to(x.dtype) for part in (down, up))
         small = F.linear(self.lora_dropout[names[0]](x), down_R_D) * self.scaling[names[0]]
         result = F.linear(x, base.weight, base.bias)
         flat = torch.addmm(result.flatten(0, -2), small.flatten(0, -2), up_O_R.T)

@@ -144,7 +144,7 @@ class Zero(Several):
 
     def __init__(self, stage: int, config: LearnerConfig):
         try:
-            import deepspeed
+            import deepspeed  # type: ignore[reportMissingImports]
         except ImportError:
             raise SharpenError("parallel=zero: pip install 'sharpen[deepspeed]'") from None
         cuda = torch.cuda.is_available()
@@ -163,7 +163,7 @@ class Zero(Several):
         return core
 
     def prepare(self, core: Any, optimizer: Any) -> tuple[Any, Any]:
-        import deepspeed
+        import deepspeed  # type: ignore[reportMissingImports]
 
         engine, wrapped, *_ = deepspeed.initialize(
             model=core, optimizer=optimizer, config=self.settings
@@ -182,7 +182,7 @@ class Zero(Several):
         return float(core.get_global_grad_norm())
 
     def full(self, tensor: torch.Tensor) -> torch.Tensor:
-        from deepspeed.utils import safe_get_full_fp32_param
+        from deepspeed.utils import safe_get_full_fp32_param  # type: ignore[reportMissingImports]
 
         whole = safe_get_full_fp32_param(tensor)
         return (tensor if whole is None else whole).detach()
