@@ -163,8 +163,8 @@ def entity_problems(entities: Entities) -> Iterator[str]:
     if not re.fullmatch(r"[a-z]+/[a-z_]+", entities.category):
         yield f"category: expected domain/subdomain, found {entities.category!r}"
     for name, entity in entities.entities.items():
-        if not entity.key or entity.fields[entity.key].kind not in ("id", "text", "choice"):
-            yield f"entities.{name}: the first field is the key and must be id, text or choice"
+        if not entity.key or entity.fields[entity.key].kind != "id":
+            yield f"entities.{name}: the first field is the key and must be an id"
         if entity.key == name:
             yield f"entities.{name}: the key needs another name, such as {name}_id"
         for field_name, field in entity.fields.items():

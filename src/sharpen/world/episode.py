@@ -1,8 +1,7 @@
 """The world: its categories, and episodes in which their tools really run.
 
 `World().episode(["travel/flights"], seed=7)` is a small state; `call` executes a tool call against
-it and always answers with data: a result, or `{"error": code, "message": …}`.
-"""
+it and always answers with data: a result, or `{"error": code, "message": …}`."""
 
 from __future__ import annotations
 
@@ -116,6 +115,10 @@ class Episode:
     def reset(self) -> None:
         self.tables, self.calls = Tables(self.base), 0
 
+    def entity(self, table: str) -> Entity:
+        category, name = table.split(".")
+        return self.domains[category].entities[name]
+
     def base(self, entity: Entity) -> dict[str, Json]:
         category, name = entity.table.split(".")
         return base_rows(self.domains[category].entities, self.family, self.seed, name)
@@ -129,8 +132,7 @@ class Episode:
         return next(found, None)
 
     def call(self, call: ToolCall, offered: Container[str] | None = None) -> Json:
-        """Execute one call, of the tools on offer. Whatever is wrong with it is the answer, never
-        an exception."""
+        """Execute one call, of the tools on offer; whatever is wrong with it is the answer."""
         fault, self.calls = self.faults.kind(self.calls), self.calls + 1
         tool = self.tool(call.name)
         if tool is None or (offered is not None and call.name not in offered):
@@ -171,9 +173,8 @@ class Episode:
     def restore(self, snapshot: Json) -> None:
         self.tables = Tables(self.base)
         for table, edits in snapshot.items():
-            category, name = table.split(".")
             for key, row in edits.items():
-                self.tables.put(self.domains[category].entities[name], key, row)
+                self.tables.put(self.entity(table), key, row)
 
     def state(self) -> Json:
         """Every row, for a reader: table → key → row."""
@@ -181,7 +182,17 @@ class Episode:
         return {entity.table: dict(self.tables.rows(entity)) for entity in found}
 
     def changes(self) -> Json:
-        return self.tables.changes()
+        """What differs from the start, as end states are compared: table → key → row, or None."""
+        out: Json = {}
+        for table, edits in self.tables.edits.items():
+            entity = self.entity(table)
+            base = self.base(entity)
+            written = {key: row for key, row in edits.items() if row != base.get(key)}
+            if written:
+                out[table] = {
+                    k: row and entity.public(row, base.get(k)) for k, row in written.items()
+                }
+        return out
 
     def same(self, other: Episode) -> bool:
         """Whether both ended in the same state."""
@@ -212,8 +223,7 @@ def failure(code: str, message: str) -> Json:
 
 
 def outcome_of(result: Json) -> str:
-    """`ok`, `empty` for a search that found nothing, `partial` for a batch with refused rows, or
-    the error's code."""
+    """`ok`, `empty` for nothing found, `partial` for rows that were refused, or an error's code."""
     if "error" in result or result.get("refused"):
         return str(result.get("error", "partial"))
     return "empty" if result.get("count") == 0 else "ok"

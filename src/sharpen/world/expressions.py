@@ -1,10 +1,7 @@
 """The two small languages of a domain file: expressions (`fare * seats + fee`) and conditions
-(`price <= max_price?`).
-
-Expressions are a checked subset of Python's: arithmetic, comparison, `and/or/not`, `a if c else b`,
-a field of another row (`flight.fare`), and the functions below. Nothing in them can loop, call back
-or reach outside.
-"""
+(`price <= max_price?`). Expressions are a checked subset of Python's: arithmetic, comparison,
+`and/or/not`, `a if c else b`, a field of another row (`flight.fare`), and the functions below.
+Nothing in them can loop, call back or reach outside."""
 
 from __future__ import annotations
 

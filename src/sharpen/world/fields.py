@@ -1,6 +1,5 @@
 """A field: what a value looks like, said once. Rows are drawn from it and the JSON schemas of
-parameters and outputs are derived from it.
-"""
+parameters and outputs are derived from it."""
 
 from __future__ import annotations
 
@@ -136,9 +135,8 @@ def part(values: tuple[str, ...], family: Family) -> tuple[str, ...]:
 
 
 class Drawing:
-    """How a family's values are drawn, written as Python: a table's rows come from one compiled
-    function, for they are drawn by the million. `random` and `sample` are a generator's, `keys`
-    gives the keys of an entity."""
+    """How a family's values are drawn, by the million and so written as Python and compiled.
+    `random` and `sample` are a generator's, `keys` gives the keys of an entity."""
 
     def __init__(self, family: Family, pools: Mapping[str, tuple[str, ...]]):
         self.family: Family = family

@@ -3,8 +3,7 @@
 A tool is an operation with settings. Operations stand in families, classes whose fields are the
 settings that they share; an operation is a method that runs a call, and its arguments are settings
 of its own. Its signature, such as `filters with top -> count:integer rows`, says word by word which
-parameters a tool takes and what it answers with. `reading` and `writing` hold the families.
-"""
+parameters a tool takes and what it answers with. `reading` and `writing` hold the families."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ class Param:
 
 @dataclass(slots=True)
 class Call:
-    """One execution: the arguments, the state it reads, and what it wants to write. Writes wait for
-    the end, so that a call which fails changes nothing."""
+    """One execution. Writes wait for its end, so that a call which fails changes nothing."""
 
     entities: Entities
     tables: Tables
@@ -207,15 +205,13 @@ class Operation(Config):
 
 
 def takes(tool: Any, word: str) -> list[Param]:
-    """The parameters that a word before the arrow stands for: one of these, or a setting that
-    names a parameter."""
+    """What a word before the arrow stands for: one of these, or a setting that names it."""
     key = tool.home.key if tool.entity else ""
     match word:
-        case "key" if not key:
-            return []
-        case "key" | "first" | "second" | "source" | "target":
-            name = key if word == "key" else getattr(tool, word, f"{word}_{key}")
-            return [own(tool, name, tool.home.reference())]
+        case "key":
+            return [own(tool, key, tool.home.reference())] if key else []
+        case "first" | "second" | "source" | "target":
+            return [own(tool, getattr(tool, word, f"{word}_{key}"), tool.home.reference())]
         case "keys4" | "keys6":
             return [own(tool, f"{key}s", tool.home.reference(), many=(2, int(word[-1])))]
         case "filters":
@@ -227,8 +223,6 @@ def takes(tool: Any, word: str) -> list[Param]:
         case "place":
             places = [param(tool, name) for name in (tool.resource, "date")]
             return [replace(place, anchor=place.name) for place in places]
-        case "date" | "start":
-            return [param(tool, word)]
         case "top":
             return [Param(word, TOP, required=False, default=3)]
         case "duration_minutes":
@@ -240,7 +234,7 @@ def takes(tool: Any, word: str) -> list[Param]:
             way, name = ("from", tool.source) if word == "from_unit" else ("to", tool.target)
             kind = Field(kind="choice", spec=tuple(tool.table), about=f"unit to convert {way}")
             return [own(tool, name, kind)]
-    name: str = getattr(tool, word)
+    name: str = getattr(tool, word, word)
     return [param(tool, name)] if name else []
 
 
@@ -272,8 +266,7 @@ def filter_param(tool: Operation, condition: Condition) -> Param:
 
 
 def answers(tool: Any, word: str) -> dict[str, Shape]:
-    """The part of the answer that a word behind the arrow stands for: one of these, a setting that
-    names fields, or `name:kind`."""
+    """What a word behind it stands for: one of these, a setting with fields, or `name:kind`."""
     home, entities = tool.entity and tool.home, tool.entities
     match word:
         case "rows":
@@ -291,6 +284,15 @@ def answers(tool: Any, word: str) -> dict[str, Shape]:
             return {word: [{"start": "string", "end": "string"}]}
         case "refused":
             return {word: [{home.key: home.reference(), "reason": "string"}]}
+        case "choice" | "ref" | "list":  # the field that is changed, which must be one
+            found = home.select([tool.field])[tool.field]
+            if found.kind != word:
+                raise ValueError(f"field: {tool.field!r} is not of kind {word}")
+            for value in (*tool.from_, tool.to) if word == "choice" else ():
+                if value not in found.spec:
+                    known = ", ".join(map(str, found.spec))
+                    raise ValueError(f"{tool.field} has no value {value!r}; it has {known}")
+            return {tool.field: found}
         case "restored":
             owner, _, name = tool.restore.partition(".")
             return entities[owner].select([name])

@@ -45,8 +45,7 @@ def go(value: Any, step: str) -> Any:
 
 
 def spoken(value: Any) -> str:
-    """A value as people write it: lists with `and`, whole numbers without a point, no
-    underscores."""
+    """A value as people write it: `a, b and c`, 390 for 390.0, no underscores."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -130,8 +130,7 @@ class Selecting(Operation):
 
     @operation("filters with group_by -> count:integer groups")
     def aggregate(self, call: Call, figures: Figures, group: Names = ()) -> Json:
-        """Figures over the rows that meet the conditions, in all or by the values of a field;
-        several fields under `group` become a `group_by` parameter."""
+        """Figures over the rows, in all or by a field; several are a choice, `group_by`."""
         rows = self.selected(call)
         if not group:
             return {"count": len(rows)} | totals(figures, call, rows)
@@ -229,8 +228,7 @@ class Looking(Operation):
         target: str = "to_unit",
         digits: int = 2,
     ) -> Json:
-        """An amount in another unit. `table` gives each unit's size in a common one: a factor, or
-        [factor, offset]."""
+        """An amount in another unit; `table` gives their sizes: a factor, or [factor, offset]."""
         one, other = call.args[source], call.args[target]
         refuse(one == other, f"{source} and {target} are the same", "invalid_argument")
         sizes = (s if isinstance(s, tuple) else (s, 0.0) for s in (table[one], table[other]))

@@ -1,9 +1,5 @@
-"""Entities, their seeded rows, and the per-episode state over them.
-
-Base rows are drawn once for a (category, family, seed), shared and never changed; an episode keeps
-only what it changed. A new row's key is a digest of its content, so that two episodes which did the
-same things in another order end in the same state.
-"""
+"""Entities, their seeded rows, and the per-episode state over them: base rows are drawn once for a
+category, family and seed, shared and never changed; an episode keeps only what it changed."""
 
 from __future__ import annotations
 
@@ -15,9 +11,9 @@ from functools import lru_cache, partial
 from typing import Any
 
 from sharpen.config import Config
-from sharpen.types import Json
+from sharpen.types import Json, SharpenError
 from sharpen.world.expressions import ToolFailure
-from sharpen.world.fields import TODAY, Drawing, Family, Field, part, shared_pools
+from sharpen.world.fields import TODAY, Drawing, Family, Field, shared_pools
 
 
 class Entity(Config):
@@ -86,7 +82,7 @@ class Entities:
 
     def __getitem__(self, name: str) -> Entity:
         if name not in self.entities:
-            raise ValueError(f"no entity {name!r}")
+            raise SharpenError(f"no entity {name!r}")
         return self.entities[name]
 
     def reference(self, child: str, parent: str) -> str:
@@ -94,7 +90,7 @@ class Entities:
         for name, field in self[child].fields.items():
             if field.kind == "ref" and field.spec == parent:
                 return name
-        raise ValueError(f"{child} has no reference to {parent}")
+        raise SharpenError(f"{child} has no reference to {parent}")
 
     def drawn(self, owner: Field | Entity, family: Family) -> Callable[..., Any]:
         """What draws a field's values, or all of a row but its key."""
@@ -109,8 +105,7 @@ class Entities:
 
 
 class Scope(dict[str, Any]):
-    """The names an expression sees: a row's fields, the arguments over them, and, on demand, the
-    row that one of them refers to, under its entity's name."""
+    """The names an expression sees and, on demand, the rows that they refer to, by entity."""
 
     def __init__(self, entities: Entities, find: Callable[[str, str], Json], names: Json):
         super().__init__(names)
@@ -131,13 +126,8 @@ def seeded(*parts: object) -> random.Random:
 @lru_cache(maxsize=8192)
 def base_keys(entities: Entities, family: Family, seed: int, name: str) -> tuple[str, ...]:
     entity = entities[name]
-    field = entity.fields[entity.key]
-    rng = seeded(entity.table, family, seed, "keys")
-    if isinstance(field.spec, tuple):
-        values = part(field.spec, family) if field.kind == "text" else field.spec
-        return tuple(rng.sample(values, min(entity.rows, len(values))))
-    make = entities.drawn(field, family)
-    keys: dict[str, None] = {}
+    rng, keys = seeded(entity.table, family, seed, "keys"), dict[str, None]()
+    make = entities.drawn(entity.fields[entity.key], family)
     while len(keys) < entity.rows:
         keys[make(rng.random, rng.sample, None)] = None
     return tuple(keys)
@@ -168,7 +158,6 @@ class Tables:
     def __init__(self, base: Callable[[Entity], dict[str, Json]]):
         self.base = base
         self.edits: dict[str, dict[str, Json | None]] = {}
-        self.entities: dict[str, Entity] = {}  # of the tables that were written
 
     def rows(self, entity: Entity) -> Mapping[str, Json]:
         edits = self.edits.get(entity.table)
@@ -188,11 +177,11 @@ class Tables:
         return row
 
     def put(self, entity: Entity, key: str, row: Json | None) -> None:
-        self.entities[entity.table] = entity
         self.edits.setdefault(entity.table, {})[key] = row
 
     def new_key(self, entity: Entity, row: Json) -> str:
-        """One digit longer than the seeded keys, from what the row says."""
+        """One digit longer than the seeded keys, from what the row says: episodes that did the same
+        things in another order end in the same state."""
         text = json.dumps(entity.public(row, {}), sort_keys=True, ensure_ascii=False)
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
         head, *rest = entity.fields[entity.key].spec.split("#")
@@ -203,19 +192,6 @@ class Tables:
             if self.get(entity, key := head + digits[0] + tail) is None:
                 return key
             number += 1  # the same row made twice is two rows
-
-    def changes(self) -> Json:
-        """What differs from the base, as end states are compared: table → key → row, or None."""
-        out: Json = {}
-        for table, edits in self.edits.items():
-            entity, base = self.entities[table], self.base(self.entities[table])
-            changed = {
-                key: None if row is None else entity.public(row, base.get(key))
-                for key, row in edits.items()
-                if row != base.get(key)
-            }
-            out |= {table: changed} if changed else {}
-        return out
 
 
 def diff(found: Json, wanted: Json) -> list[str]:

@@ -52,21 +52,18 @@ def worked_out(call: Call, expressions: dict[str, Any], entity: Entity) -> Json:
 
 def make(call: Call, entity: Entity, values: Json) -> Json:
     """Add a row: given values, then defaults and calculated fields, then its key."""
-    row: Json = {entity.key: values.get(entity.key)}
-    for name, field in entity.fields.items():
+    row: Json = {entity.key: None}
+    for name, field in list(entity.fields.items())[1:]:
         if values.get(name) is not None:
             row[name] = values[name]
         elif field.calc is not None and not field.none:
             row[name] = field.coerce(field.calc(call.names(call.constants | row)))
         elif field.default is not None or field.none:
             row[name] = call.constants.get(str(field.default), field.default)  # today, now
-        elif name != entity.key:
+        else:
             where = "under with, under set, or a default"
             raise SharpenError(f"a new {entity.name} needs {name}: {where}")
-    if row[entity.key] is None:
-        row[entity.key] = call.tables.new_key(entity, row)
-    elif call.tables.get(entity, row[entity.key]) is not None:
-        raise ToolFailure("conflict", f"{entity.noun} {row[entity.key]!r} already exists")
+    row[entity.key] = call.tables.new_key(entity, row)
     call.writes.append((entity, row[entity.key], row))
     call.scope.update(row)
     return row
@@ -84,19 +81,18 @@ class Editing(Writing):
         refuse(same, f"{', '.join(changes)} already has that value")
         return self.overwrite(call, call.row, changes)
 
-    @operation("key with -> key field set")
+    @operation("key with -> key choice set")
     def transition(self, call: Call, from_: Names, to: str, field: str = "status") -> Json:
         """A step of a state machine: from one of some values to another, else a conflict."""
         who, now = f"{self.home.noun} {call.row[self.home.key]}", call.row[field]
         refuse(now not in from_, f"{who} is {now}, not {' or '.join(from_)}")
         return self.overwrite(call, call.row, {field: to})
 
-    @operation("key with -> key field set restored")
+    @operation("key with -> key choice set restored")
     def release(
         self, call: Call, from_: Names, to: str, restore: str, quantity: Expr, field: str = "status"
     ) -> Json:
-        """A transition that gives back what the row had taken: `restore` is a field of the row it
-        refers to, `quantity` how much."""
+        """A transition that gives a `quantity` back to a field of the row that it refers to."""
         result = self.transition(call, from_, to, field)
         owner, _, name = restore.partition(".")
         parent = call.find(owner, call.row[call.entities.reference(self.entity, owner)])
@@ -121,7 +117,7 @@ class Editing(Writing):
         refuse(value > high, f"{field} would be {value}, above the limit")
         return self.overwrite(call, call.row, {field: value})
 
-    @operation("key with field -> key field set")
+    @operation("key with field -> key ref set")
     def assign(self, call: Call, field: str, at_most: Expr | None = None) -> Json:
         """Point a row at another one, which may hold `at_most` so many."""
         wanted = call.args[field]
@@ -131,7 +127,7 @@ class Editing(Writing):
         refuse(full, f"{wanted} already holds {held}")
         return self.overwrite(call, call.row, {field: wanted})
 
-    @operation("key with item -> key field set")
+    @operation("key with item -> key list set")
     def link(self, call: Call, field: str, item: str, at_most: int = 20) -> Json:
         """Add an item to a list field; one that is there already is a conflict."""
         added, items = call.args[item], call.row[field]
@@ -139,7 +135,7 @@ class Editing(Writing):
         refuse(len(items) >= at_most, f"{field} is full at {at_most}")
         return self.overwrite(call, call.row, {field: sorted([*items, added])})
 
-    @operation("key with item -> key field set")
+    @operation("key with item -> key list set")
     def unlink(self, call: Call, field: str, item: str) -> Json:
         """Take an item out of a list field."""
         dropped, items = call.args[item], call.row[field]
@@ -228,9 +224,7 @@ class Making(Writing):
 
     def add(self, call: Call, values: Json) -> Json:
         """Make the row from `values`, the arguments and `set`; answers with what is shown."""
-        source = self.home.key if self.keyed else ""
-        given = call.given(name for name in self.made.fields if name != source)
-        values = values | given | worked_out(call, self.set, self.made)
+        values = values | call.given(self.made.fields) | worked_out(call, self.set, self.made)
         return self.made.show(make(call, self.made, values), self.show)
 
     @operation("with -> made")
@@ -246,8 +240,7 @@ class Making(Writing):
     @operation("key with -> copied_from:key made")
     def copy_(self, call: Call) -> Json:
         """A new row like an existing one, apart from what `with` and `set` give."""
-        key = self.home.key
-        return {"copied_from": call.row[key]} | self.add(call, call.row | {key: None})
+        return {"copied_from": call.row[self.home.key]} | self.add(call, call.row)
 
     @operation("key quantity with -> made capacity")
     def reserve(self, call: Call, capacity: str, into: str, quantity: str = "") -> Json:
