@@ -215,7 +215,13 @@ def completion_in_the_world() -> Callable[[Task, Trajectory], float]:
     from sharpen.rewards.agent import AgentRewardModel
 
     model = AgentRewardModel()
-    return lambda task, trajectory: model.score(task, trajectory).parts.get("task_completion", 0.0)
+
+    def completed(task: Task, trajectory: Trajectory) -> float:
+        if "calls" not in task.gold:
+            raise RowError(task.id, "gold.calls: missing; or give an end_state to judge the task")
+        return model.score(task, trajectory).parts.get("task_completion", 0.0)
+
+    return completed
 
 
 def known_kind(kind: str, where: str) -> str:
