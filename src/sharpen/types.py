@@ -133,6 +133,17 @@ class Sampling:
     top_p: float = 1.0
     seed: int = 0
     stop: tuple[str, ...] = ()
+    constrained: bool = False  # calls must parse and fit the schema of a tool on offer
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What was sampled behind one prompt: ids, and the log-probability of each."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stop: StopReason = StopReason.ANSWERED
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +190,7 @@ class Datum:
     id: str = ""
     task_type: str = ""
     weight: float | np.ndarray = 1.0  # of its trained tokens: one for all, or one each
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)  # one value a trained token
 
 
 class Policy(Protocol):
@@ -186,6 +198,18 @@ class Policy(Protocol):
     simulated user."""
 
     def respond(self, dialogs: Sequence[Dialog], sampling: Sampling) -> list[Turn]: ...
+
+
+class TokenPolicy(Protocol):
+    """A policy that goes from ids to ids, with any number of prompts under way. `advance` works on
+    until some are answered; the next prompt of the same key may begin with the last one and its
+    answer, which are then not computed again."""
+
+    renderer: Any
+
+    def submit(self, key: Any, prompt: Sequence[int], sampling: Sampling) -> None: ...
+
+    def advance(self) -> list[tuple[Any, Sampled]]: ...
 
 
 class Environment(Protocol):

@@ -116,6 +116,7 @@ class Batch:
     row_N: Any  # which row of the batch each trained token belongs to
     weight_N: Any
     extra: dict[str, Any]
+    columns: dict[str, Any]  # the datums' own, one value a trained token
 
 
 def collate(datums: Sequence[Datum], device: str, packed: bool = False) -> Batch:
@@ -141,12 +142,16 @@ def collate(datums: Sequence[Datum], device: str, packed: bool = False) -> Batch
     weight_N = np.concatenate(weights).astype(np.float32)
     arrays = (tokens, at_N, flat[at_N + 1], row_N, weight_N)
     moved: list[Any] = [torch.from_numpy(a).to(device, non_blocking=True) for a in arrays]
+    columns: dict[str, Any] = {}
+    for name in datums[0].columns:
+        found = np.concatenate([d.columns[name] for d in datums]).astype(np.float32)
+        columns[name] = torch.from_numpy(found).to(device, non_blocking=True)
     extra: dict[str, Any] = {}
     if packed:
         from sharpen.train.packing import packed_arguments
 
         extra = packed_arguments(lengths, width, device)
-    return Batch(*moved, extra=extra)
+    return Batch(*moved, extra=extra, columns=columns)
 
 
 def trained_tokens(datum: Datum) -> int:

@@ -270,10 +270,12 @@ class LogprobModel(Decoder):
         if head is None or getattr(head, "bias", None) is not None:
             raise SharpenError(f"{kind}: its output head is not a plain matrix")
         super().__init__(getattr(causal, causal.base_model_prefix))
-        self.head = head
+        self.head, self.temperature = head, 1.0
 
     def forward(self, batch: Batch) -> torch.Tensor:
         hidden_N_D = self.hidden(batch).flatten(0, 1)[batch.at_N]
+        if self.temperature != 1.0:  # the distribution that was sampled from
+            hidden_N_D = hidden_N_D / self.temperature
         return selected_logprobs(hidden_N_D, self.head.weight, batch.targets_N, self.compiled)
 
 
