@@ -34,9 +34,11 @@ ALIASES = {"HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2-135m"}
 
 
 def find_model(name: str, pull: bool = True) -> Path:
-    """The folder of a model, fetched if need be. `name`: a folder, `smollm2-135m`, `pico`, or a hub
-    name."""
+    """The folder of a model, fetched if need be. `name`: a model's or a run's folder,
+    `smollm2-135m`, `pico`, or a hub name."""
     here = Path(name)
+    if (here / "final").is_dir() and (here / "metrics.jsonl").is_file():
+        here = here / "final"  # a training run stands for what it made
     if here.exists() and (name not in NAMED or (here / "config.json").is_file()):
         return check_folder(here)
     name = ALIASES.get(name, name)

@@ -6,6 +6,7 @@ checkpoint with the same losses.
 
 from __future__ import annotations
 
+import copy
 import math
 import shutil
 from collections.abc import Callable, Sequence
@@ -110,7 +111,7 @@ class AgentSFTTrainer:
         save_trained(self.learner, self.renderer, path)
 
 
-def make_trainable(model: Any, config: AgentSFTConfig) -> Any:
+def make_trainable(model: Any, config: RunConfig) -> Any:
     """All weights, or a fresh adapter."""
     import torch
 
@@ -120,7 +121,11 @@ def make_trainable(model: Any, config: AgentSFTConfig) -> Any:
     return attach_lora(model, config)
 
 
-def save_trained(learner: Learner, renderer: Renderer, path: str | Path) -> None:
+def save_trained(
+    learner: Learner, renderer: Renderer, path: str | Path, whole: bool = False
+) -> None:
+    """`whole`: with the adapter merged into a copy of its base, at the cost of a second model in
+    the CPU's memory."""
     weights = learner.weights()  # of all processes, before the first one writes
     if learner.processes.rank:
         return
@@ -128,7 +133,12 @@ def save_trained(learner: Learner, renderer: Renderer, path: str | Path) -> None
     if renderer.template is None:
         tokenizer.chat_template = hermes_template()
     with atomic_folder(path) as work:
-        learner.model.save_pretrained(work, state_dict=weights)
+        if whole and hasattr(learner.model, "merge_and_unload"):
+            copied = copy.deepcopy(learner.model.to("cpu"))
+            learner.model.to(learner.device)
+            copied.merge_and_unload().save_pretrained(work)
+        else:
+            learner.model.save_pretrained(work, state_dict=weights)
         tokenizer.save_pretrained(work)
 
 
