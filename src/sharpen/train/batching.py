@@ -148,7 +148,7 @@ def collate(datums: Sequence[Datum], device: str, packed: bool = False) -> Batch
         columns[name] = torch.from_numpy(found).to(device, non_blocking=True)
     extra: dict[str, Any] = {}
     if packed:
-        from sharpen.train.packing import packed_arguments
+        from sharpen.models.attention import packed_arguments
 
         extra = packed_arguments(lengths, width, device)
     return Batch(*moved, extra=extra, columns=columns)

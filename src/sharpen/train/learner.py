@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from sharpen.models.attention import use_our_attention
 from sharpen.models.lora import fuse_lora
 from sharpen.train.batching import Batch, collate, micro_batches, trained_tokens
 from sharpen.train.config import LearnerConfig
 from sharpen.train.losses import learning_rate, selected_logprobs
-from sharpen.train.packing import enable_packing
 from sharpen.train.processes import Alone, processes
 from sharpen.types import Datum, SharpenError
 
@@ -48,7 +48,7 @@ class Learner:
         self.model, self.config, self.total_steps = model, config, total_steps
         self.device = str(next(model.parameters()).device)
         self.processes = processes(config)
-        self.packed = config.packing == "auto" and enable_packing(model)
+        self.packed = use_our_attention(model) and config.packing == "auto"
         self.core = core or LogprobModel(model)
         self.core.packed = self.packed
         fuse_lora(model)

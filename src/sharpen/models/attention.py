@@ -1,0 +1,142 @@
+"""Our attention: one function that transformers calls in every layer, for three ways of laying out
+tokens.
+
+Packed rows lie end to end in one line and do not see each other: nothing is spent on padding.
+Tokens of a `SlotStep` are written into a cache of keys and values that keeps a row for each
+sequence, and see what their row holds. Anything else is ordinary causal attention. The kernel of
+the first two needs a GPU and half precision; elsewhere rows are padded, and slots are computed by
+plain torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch.nn.attention.varlen import varlen_attn
+
+HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters  # since torch 2.12
+NAME = "sharpen"
+LONGEST = 4096  # upper bounds of a row's length given to the kernel: this, doubled as needed
+
+
+def use_our_attention(model: Any) -> bool:
+    """Give the model our attention; true if its weights lie where the kernel runs."""
+    register()
+    if model.config._attn_implementation != NAME:
+        model.set_attn_implementation(NAME)
+    weight = next(model.parameters())
+    return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16)
+
+
+@lru_cache(maxsize=1)
+def register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def no_mask(device: Any) -> torch.Tensor:
+    """Four dimensions: transformers hands it through instead of making a mask of T x T."""
+    return torch.empty(1, 1, 1, 1, device=device)
+
+
+def packed_arguments(lengths: list[int], width: int, device: str) -> dict[str, Any]:
+    """What the decoder needs to know of rows of these lengths; tokens behind them, up to `width`,
+    are a row of their own."""
+    rows = [*lengths, width - sum(lengths)] if width > sum(lengths) else lengths
+    ends = torch.tensor([0, *rows]).cumsum(0)
+    positions_T = torch.arange(width) - torch.repeat_interleave(ends[:-1], torch.tensor(rows))
+    longest = LONGEST
+    while longest < max(rows):
+        longest *= 2
+    return {
+        "position_ids": positions_T[None].to(device),
+        "row_ends": ends.int().to(device),
+        "longest_row": longest,
+        "attention_mask": no_mask(device),
+    }
+
+
+def attention(
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any
+) -> tuple[Any, None]:
+    """transformers' attention interface: heads first, batch of one when packed or in slots."""
+    ends, slots = kwargs.pop("row_ends", None), kwargs.pop("slots", None)
+    longest = kwargs.pop("longest_row", 0)
+    if ends is None and slots is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    if kwargs.get("sliding_window") is not None:
+        raise NotImplementedError("packing with a sliding window; set packing=off")
+    q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
+    if slots is not None:
+        return slot_attention(module, q, k, v, slots, kwargs.get("scaling"))[None], None
+    more: dict[str, Any] = {"scale": kwargs.get("scaling"), "window_size": (-1, 0)}  # causal
+    if q.shape[1] > k.shape[1] and HAS_GQA:  # before the flag existed, fewer heads were just taken
+        more["enable_gqa"] = True
+    return varlen_attn(q, k, v, ends, ends, longest, longest, **more)[None], None  # type: ignore[index]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStep:
+    """New tokens of some rows of a cache: row i of the step has the tokens between `ends[i]` and
+    `ends[i + 1]`, and they are the last ones of its `used[i]`."""
+
+    cache: torch.Tensor  # layers, keys and values, rows, places, heads, width of a head
+    at_N: torch.Tensor  # where each new token lies: row * places + place
+    ends: torch.Tensor  # int32
+    starts: torch.Tensor  # int32, the first place of each row, and one more
+    used: torch.Tensor  # int32
+    longest: int  # new tokens of one row
+    kernel: bool
+    plain: Any = None  # without it: (rows, places to read), or [(row, new tokens, used)]
+
+
+@torch.compiler.disable  # reads which layer it is in: compiled, each layer would be another program
+def slot_attention(module: Any, q: Any, k: Any, v: Any, step: SlotStep, scale: Any) -> Any:
+    keys, values = (part.flatten(0, 1) for part in step.cache[module.layer_idx].unbind())
+    keys.index_copy_(0, step.at_N, k)
+    values.index_copy_(0, step.at_N, v)
+    if not step.kernel:
+        keys, values = step.cache[module.layer_idx].unbind()
+        run = decoded if isinstance(step.plain, tuple) else prefilled
+        return run(q, keys, values, step, scale)
+    # a query sees the keys up to its own place: the mask is aligned to the end of each row
+    places, flash = step.cache.shape[3], torch.ops.aten._flash_attention_forward
+    found = flash(
+        q, keys, values, step.ends, step.starts, step.longest, places, 0.0, True, False,
+        scale=scale, seqused_k=step.used,
+    )  # fmt: skip
+    return found[0]
+
+
+def decoded(q_N_H_D: Any, keys: Any, values: Any, step: SlotStep, scale: Any) -> Any:
+    """One new token a row, rows side by side; the heads that share a key are its queries."""
+    rows, read = step.plain
+    k, v = (part[:rows, :read].transpose(1, 2) for part in (keys, values))
+    q = q_N_H_D.view(rows, k.shape[1], -1, k.shape[-1])
+    seen = torch.arange(read, device=k.device) < step.used[:rows, None]
+    found = F.scaled_dot_product_attention(q, k, v, seen[:, None, None], scale=scale)
+    return found.reshape(q_N_H_D.shape)
+
+
+def prefilled(q_N_H_D: Any, keys: Any, values: Any, step: SlotStep, scale: Any) -> Any:
+    """Any number of new tokens a row, row by row."""
+    parts, start = [], 0
+    for row, new, used in step.plain:
+        q = q_N_H_D[start : start + new].transpose(0, 1)[None]
+        k, v = (part[row, :used].transpose(0, 1)[None] for part in (keys, values))
+        places = torch.arange(used, device=q.device)
+        mask = places <= places[used - new :, None]
+        out = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=True)
+        parts.append(out[0].transpose(0, 1))
+        start += new
+    return torch.cat(parts)
