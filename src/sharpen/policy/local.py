@@ -1,74 +1,73 @@
-"""A policy on this machine: a transformers model that answers dialogs in batches."""
+"""A policy on this machine: a transformers model, sampled by the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sharpen.models.load import ModelConfig, load_model, load_tokenizer
 from sharpen.render import Renderer
-from sharpen.types import Dialog, Message, Sampling, StopReason, Turn
+from sharpen.types import Dialog, Sampled, Sampling, ToolSpec, Turn
 
 
 class LocalPolicy:
-    """Ids in, ids out: prompts are rendered once, and what is sampled is parsed from its ids."""
+    """Ids in, ids out: prompts are rendered once, and what is sampled is parsed from its ids. The
+    weights are read where they lie, so that a learner's step is seen by the next answer."""
 
-    def __init__(self, model: Any, renderer: Renderer, batch_size: int = 32):
-        self.model, self.renderer, self.batch_size = model, renderer, batch_size
-        self.context = int(model.config.max_position_embeddings)
+    def __init__(self, model: Any, renderer: Renderer, batch_size: int = 0):
+        from sharpen.policy.engine import Engine
+
+        self.model, self.renderer = model, renderer
+        self.engine = Engine(model, renderer.tokenizer, renderer.stop_ids, batch_size)
+        self.context = self.engine.slots.context
+        self.grammars: dict[tuple[ToolSpec, ...], Any] = {}
 
     @classmethod
-    def load(cls, config: ModelConfig, template: str = "auto", batch_size: int = 32) -> LocalPolicy:
+    def load(cls, config: ModelConfig, template: str = "auto", batch_size: int = 0) -> LocalPolicy:
         tokenizer = load_tokenizer(config.base_model, config.trust_remote_code)
         return cls(load_model(config), Renderer(tokenizer, template), batch_size)
 
+    def submit(
+        self,
+        key: Hashable,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        tools: Sequence[ToolSpec] = (),
+    ) -> None:
+        matcher = self.grammar(tuple(tools)).start() if sampling.constrained and tools else None
+        self.engine.submit(key, prompt, sampling, matcher)
+
+    def advance(self) -> list[tuple[Any, Sampled]]:
+        return self.engine.advance()
+
+    def grammar(self, tools: tuple[ToolSpec, ...]) -> Any:
+        from sharpen.policy.constrained import CallGrammar
+
+        names = tuple(sorted(tool.name for tool in tools))
+        if self.grammars.get(names, (None,))[0] != tools:
+            self.grammars[names] = tools, CallGrammar(self.renderer.tokenizer, tools)
+        return self.grammars[names][1]
+
     def respond(self, dialogs: Sequence[Dialog], sampling: Sampling) -> list[Turn]:
+        """The next turn of each dialog; each has a seed of its own."""
         prompts = [self.renderer.prompt(dialog) for dialog in dialogs]
-        turns: dict[int, Turn] = {}
-        fitting = []
-        for index, prompt in enumerate(prompts):
-            if len(prompt) + sampling.max_tokens > self.context:
-                empty = Message("assistant")
-                turns[index] = Turn(empty, StopReason.CONTEXT, prompt_ids=tuple(prompt))
-            else:
-                fitting.append(index)
-        fitting.sort(key=lambda index: len(prompts[index]))  # like lengths together: less padding
-        for start in range(0, len(fitting), self.batch_size):
-            chosen = fitting[start : start + self.batch_size]
-            sampled = self.sample([prompts[index] for index in chosen], sampling)
-            for index, ids in zip(chosen, sampled, strict=True):
-                turns[index] = self.turn(prompts[index], ids)
-        return [turns[index] for index in range(len(dialogs))]
+        for number, (dialog, prompt) in enumerate(zip(dialogs, prompts, strict=True)):
+            own = replace(sampling, seed=sampling.seed * 1_000_003 + number)
+            self.submit(number, prompt, own, dialog.tools)
+        found: dict[int, Turn] = {}
+        while len(found) < len(dialogs):
+            for number, sampled in self.advance():
+                found[number] = turn_of(self.renderer, prompts[number], sampled)
+        return [found[number] for number in range(len(dialogs))]
 
-    def turn(self, prompt: list[int], ids: list[int]) -> Turn:
-        stopped = bool(ids) and ids[-1] in self.renderer.stop_ids
-        stop = StopReason.ANSWERED if stopped else StopReason.TOKENS
-        return Turn(self.renderer.parse(ids), stop, tuple(prompt), tuple(ids))
 
-    def sample(self, prompts: list[list[int]], sampling: Sampling) -> list[list[int]]:
-        """One batch: left-padded prompts, each answer cut behind its stop token."""
-        import torch
-
-        longest = max(map(len, prompts))
-        pad = self.renderer.tokenizer.pad_token_id
-        pad = next(iter(self.renderer.stop_ids)) if pad is None else pad
-        tokens_B_T = torch.tensor([[pad] * (longest - len(p)) + p for p in prompts])
-        mask_B_T = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-        chance = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
-        device = self.model.device
-        with torch.inference_mode(), torch.random.fork_rng(enabled=sampling.temperature > 0):
-            torch.manual_seed(sampling.seed)
-            output = self.model.generate(
-                input_ids=tokens_B_T.to(device),
-                attention_mask=mask_B_T.to(device),
-                max_new_tokens=sampling.max_tokens,
-                do_sample=sampling.temperature > 0,
-                eos_token_id=sorted(self.renderer.stop_ids),
-                pad_token_id=pad,
-                **(chance if sampling.temperature > 0 else {}),
-            )
-        return [self.cut(row) for row in output[:, longest:].tolist()]
-
-    def cut(self, ids: list[int]) -> list[int]:
-        end = next((i for i, token in enumerate(ids) if token in self.renderer.stop_ids), None)
-        return ids if end is None else ids[: end + 1]
+def turn_of(renderer: Renderer, prompt: Sequence[int], sampled: Sampled) -> Turn:
+    return Turn(
+        renderer.parse(sampled.ids),
+        sampled.stop,
+        tuple(prompt),
+        sampled.ids,
+        sampled.logprobs,
+        error=sampled.error,
+    )

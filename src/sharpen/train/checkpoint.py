@@ -4,6 +4,7 @@ itself."""
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,29 @@ from sharpen.train.learner import Learner
 from sharpen.types import SharpenError
 
 MANIFEST = "manifest.json"
+Others = Mapping[str, Learner]  # learners besides the first, such as a critic
+EMPTY: Others = {}
 
 
-def save_checkpoint(folder: Path, learner: Learner, values: dict[str, Any], keep: int) -> Path:
-    """Write the learner's state and the loop's own `values`; older checkpoints beyond `keep` go."""
+def save_checkpoint(
+    folder: Path, learner: Learner, values: dict[str, Any], keep: int, others: Others = EMPTY
+) -> Path:
+    """Write the state of the learner and of `others`, by name, and the loop's own `values`; older
+    checkpoints beyond `keep` go."""
     from safetensors.torch import save_file
 
     tensors, plain = learner.state()  # of all processes, before the first one writes
+    plains = {}
+    for name, other in others.items():
+        found, plains[name] = other.state()
+        tensors |= {f"{name}/{key}": tensor for key, tensor in found.items()}
     target = folder / f"step-{learner.steps_done:06d}"
     if learner.processes.rank:
         return target
     with atomic_folder(target) as work:
         copies = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
         save_file(copies, work / "state.safetensors")
-        write_json(work / "state.json", {"learner": plain, "loop": values})
+        write_json(work / "state.json", {"learner": plain, "loop": values, "others": plains})
         write_json(work / MANIFEST, sha256_folder(work))
     for old in found_checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
@@ -36,7 +46,9 @@ def found_checkpoints(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("step-*") if (p / MANIFEST).is_file())
 
 
-def load_last_checkpoint(folder: Path, learner: Learner) -> dict[str, Any] | None:
+def load_last_checkpoint(
+    folder: Path, learner: Learner, others: Others = EMPTY
+) -> dict[str, Any] | None:
     """Restore the newest checkpoint whose sums agree; a damaged one is said and passed over. None
     if there is none."""
     from safetensors.torch import load_file
@@ -49,7 +61,12 @@ def load_last_checkpoint(folder: Path, learner: Learner) -> dict[str, Any] | Non
             print(f"{path}: damaged, trying the one before it")
             continue
         saved = read_json(path / "state.json")
-        learner.load_state(load_file(path / "state.safetensors"), saved["learner"])
+        tensors = load_file(path / "state.safetensors")
+        for name, other in others.items():
+            start = f"{name}/"
+            own = {k.removeprefix(start): tensors.pop(k) for k in [*tensors] if k.startswith(start)}
+            other.load_state(own, saved["others"][name])
+        learner.load_state(tensors, saved["learner"])
         return saved["loop"]
     if candidates:
         raise SharpenError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -116,3 +117,61 @@ def reward_loss(values_M_K: Any, labels_M: torch.Tensor, center: float = 0.0) ->
     logits_M = values_M_K[:, 0] - values_M_K[:, 1:].sum(1)
     loss = F.binary_cross_entropy_with_logits(logits_M, labels_M)
     return loss + center * values_M_K.sum(1).square().mean(), logits_M
+
+
+@dataclass(frozen=True, slots=True)
+class Surrogate:
+    """How far a policy may move on one batch of samples."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    beta: float = 0.0  # weight of the KL to the reference
+    by_sequence: bool = False  # one ratio a row (GSPO) instead of one a token
+    truncation: float = 0.0  # upper bound of the correction for the sampler's own arithmetic
+
+
+def policy_loss(
+    logprobs_N: torch.Tensor, weight_N: Any, row_N: Any, columns: dict[str, Any], how: Surrogate
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The clipped surrogate, a weighted sum over tokens, and sums of figures over them.
+
+    Columns: `advantage`; `old`, the log-probabilities before the first update (without them this
+    is it); `sampler`, what the sampler said they were; `reference`.
+    """
+    now_N = logprobs_N.detach()
+    old_N = columns.get("old", now_N)
+    ratio_N = torch.exp(row_means(logprobs_N - old_N, row_N, how.by_sequence))
+    clipped_N = ratio_N.clamp(1 - how.clip_low, 1 + how.clip_high)
+    advantage_N = columns["advantage"]
+    loss_N = -torch.minimum(ratio_N * advantage_N, clipped_N * advantage_N)
+    sums = {"clip_fraction": (clipped_N * advantage_N < ratio_N * advantage_N).sum()}
+    if "sampler" in columns:
+        sums["mismatch"] = (old_N - columns["sampler"]).abs().sum()
+        if how.truncation:
+            loss_N = loss_N * torch.exp(old_N - columns["sampler"]).clamp(max=how.truncation)
+    if "reference" in columns:
+        away_N = columns["reference"] - logprobs_N
+        kl_N = torch.exp(away_N) - away_N - 1  # unbiased, never below zero
+        loss_N, sums["kl"] = loss_N + how.beta * kl_N, kl_N.detach().sum()
+    sums["count"] = torch.ones_like(now_N).sum()
+    return (loss_N * weight_N).sum(), sums
+
+
+def row_means(values_N: torch.Tensor, row_N: torch.Tensor, wanted: bool = True) -> torch.Tensor:
+    """Each value replaced by the mean of its row, if that is wanted."""
+    if not wanted or not len(row_N):
+        return values_N
+    counts_R = torch.bincount(row_N).clamp(min=1)
+    sums_R = torch.zeros(len(counts_R), device=values_N.device).index_add(0, row_N, values_N)
+    return (sums_R / counts_R)[row_N]
+
+
+def value_loss(
+    values_N: torch.Tensor, weight_N: torch.Tensor, columns: dict[str, Any], clip: float
+) -> torch.Tensor:
+    """Half the squared distance to the `return`, a weighted sum over tokens; a value that went
+    further than `clip` from what it was (`value`) gains nothing by it."""
+    old_N, return_N = columns["value"], columns["return"]
+    near_N = torch.clamp(values_N, old_N - clip, old_N + clip)
+    worse_N = torch.maximum((values_N - return_N).square(), (near_N - return_N).square())
+    return 0.5 * (worse_N * weight_N).sum()

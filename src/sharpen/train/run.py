@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.records import RunFolder, write_jsonl
-from sharpen.train.checkpoint import load_last_checkpoint, save_checkpoint
+from sharpen.train.checkpoint import EMPTY, Others, load_last_checkpoint, save_checkpoint
 from sharpen.train.display import Display, flops_per_token
 from sharpen.train.learner import Learner
 from sharpen.train.trackers import Trackers
@@ -37,10 +37,19 @@ class Interrupted(SharpenError):
 
 
 class TrainingRun:
-    """A run in its folder. `config` has the fields save_steps, keep_checkpoints and report_to."""
+    """A run in its folder. `config` has the fields save_steps, keep_checkpoints and report_to. A
+    row stands for `updates` optimiser steps; `others` are saved and restored with the learner."""
 
-    def __init__(self, path: str | Path, config: Any, learner: Learner):
+    def __init__(
+        self,
+        path: str | Path,
+        config: Any,
+        learner: Learner,
+        updates: int = 1,
+        others: Others = EMPTY,
+    ):
         self.path, self.config, self.learner = Path(path), config, learner
+        self.updates, self.others, self.total = updates, others, learner.total_steps // updates
         self.first = learner.processes.rank == 0
 
     def __enter__(self) -> TrainingRun:
@@ -59,22 +68,22 @@ class TrainingRun:
         """The loop's own state from the last good checkpoint, which the learner takes up; else
         `state`."""
         learner = self.learner
-        state = load_last_checkpoint(self.path / "checkpoints", learner) or state
+        state = load_last_checkpoint(self.path / "checkpoints", learner, self.others) or state
+        done, total = learner.steps_done // self.updates, self.total
         if self.first:
             self.folder = RunFolder(self.path, self.config)
-            rewind(self.folder, learner.steps_done)
+            rewind(self.folder, done)
             if not learner.processes.resumable:
                 print(f"parallel={learner.config.parallel}: no checkpoints, a stop is an end")
-            if learner.steps_done:
-                print(f"continuing behind step {learner.steps_done} of {learner.total_steps}")
+            if done:
+                print(f"continuing behind step {done} of {total}")
             flops = flops_per_token(learner.model)
-            display = Display(learner.total_steps, learner.steps_done, flops, learner.device)
-            self.display = self.exits.enter_context(display)
+            self.display = self.exits.enter_context(Display(total, done, flops, learner.device))
         return state
 
     def end_of_step(self, row: Json, state: Json, show: bool = False) -> None:
         """Record the step; save when it is time, when it was the last, or when a signal came."""
-        step, last = row["step"], row["step"] == self.learner.total_steps
+        step, last = row["step"], row["step"] == self.total
         if self.first:
             # before the checkpoint: a row too many is taken back, one too few is lost
             self.folder.log(row)
@@ -82,8 +91,8 @@ class TrainingRun:
         number = self.learner.processes.agreed(self.stop.number)
         due = step % self.config.save_steps == 0 or last or number
         if due and self.learner.processes.resumable:
-            folder = self.path / "checkpoints"
-            save_checkpoint(folder, self.learner, state, self.config.keep_checkpoints)
+            folder, keep = self.path / "checkpoints", self.config.keep_checkpoints
+            save_checkpoint(folder, self.learner, state, keep, self.others)
         if self.first:
             self.display.show(row, always=last or show)
         if number:

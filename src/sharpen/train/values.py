@@ -12,13 +12,15 @@ from sharpen.train.learner import Decoder
 
 class ValueModel(Decoder):
     """A sequence classifier with one label: the value at each marked token, from the hidden state
-    of that very token."""
+    of that very token, or (a critic) of the state `before` it was chosen."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Any, before: bool = False):
         classifier = model.get_base_model() if hasattr(model, "get_base_model") else model
         super().__init__(getattr(classifier, classifier.base_model_prefix))
-        self.head = classifier.score
+        self.head, self.ahead = classifier.score, 0 if before else 1
 
     def forward(self, batch: Batch) -> torch.Tensor:
         # at_N is the place before the marked token, where a language model would foretell it
-        return self.head(self.hidden(batch).flatten(0, 1)[batch.at_N + 1]).squeeze(-1).float()
+        return (
+            self.head(self.hidden(batch).flatten(0, 1)[batch.at_N + self.ahead]).squeeze(-1).float()
+        )

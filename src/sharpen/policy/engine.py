@@ -1,0 +1,206 @@
+"""Continuous batching on one device: prompts of ids in, sampled ids with log-probabilities out.
+
+A prompt that begins with what its key's row of the cache already holds (the next turn of a dialog)
+computes only what is new; equal prompts (a group of samples) are computed once and copied. Which
+token is drawn depends on the request's seed and the token's place, not on its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from sharpen.policy.slots import STRIDE, New, Slots
+from sharpen.types import Sampled, Sampling, SharpenError, StopReason
+
+
+@dataclass(slots=True)
+class Request:
+    key: Hashable
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    matcher: Any = None  # of a grammar: what may come next
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + self.sampling.max_tokens
+
+
+class Engine:
+    """`submit` any number of prompts, then `advance` until all are answered; `rows` of them are
+    under way at once."""
+
+    def __init__(self, model: Any, tokenizer: Any, stop_ids: frozenset[int], rows: int = 0):
+        self.slots, self.tokenizer, self.stop_ids = Slots(model), tokenizer, stop_ids
+        self.most_rows = rows or (256 if self.slots.kernel else 32)
+        self.waiting: deque[Request] = deque()
+        self.refused: list[tuple[Any, Sampled]] = []
+        self.live: dict[int, Request] = {}  # by row
+        self.held: list[tuple[int, ...]] = []  # ids whose keys and values a row holds
+        self.row_of: dict[Hashable, int] = {}  # where the last prompt of a key lies
+        self.version = -1
+        self.computed = 0  # prompt tokens that were not found in the cache
+
+    def submit(
+        self, key: Hashable, prompt: Sequence[int], sampling: Sampling, matcher: Any = None
+    ) -> None:
+        request = Request(key, tuple(prompt), sampling, matcher)
+        if not request.prompt:
+            raise SharpenError("an empty prompt")
+        if request.length > self.slots.context:
+            limit = self.slots.context
+            why = f"{len(prompt)} tokens and {sampling.max_tokens} for the answer: over {limit}"
+            self.refused.append((key, Sampled((), (), StopReason.CONTEXT, why)))
+            return
+        self.waiting.append(request)
+
+    @torch.no_grad()
+    def advance(self) -> list[tuple[Any, Sampled]]:
+        """Sample on until something is answered; nothing is when nothing is under way."""
+        done, self.refused = self.refused, []
+        self.slots.model.eval()
+        while not done and (self.waiting or self.live):
+            if self.waiting:
+                self.make_room()
+                self.admit()
+            self.close_ranks()
+            done = self.harvest(*self.decode())
+        return done
+
+    def make_room(self) -> None:
+        """The cache as large as the requests need; what it holds is void once weights changed."""
+        slots, version = self.slots, self.slots.version()
+        if version != self.version:
+            if self.live:
+                raise SharpenError("the weights changed while answers were under way")
+            self.version, self.row_of = version, {}
+            self.held = [()] * len(self.held)
+        places = max(request.length for request in self.waiting) + STRIDE + 1
+        rows = min(len(self.waiting) + len(self.live), self.most_rows)
+        if places > slots.places or rows > slots.rows:
+            self.close_ranks(int)  # the first rows are kept
+            slots.resize(max(rows, slots.rows), places, kept=len(self.live))
+            if slots.rows < rows:
+                self.most_rows = slots.rows  # all that memory has room for
+            self.held = (self.held + [()] * slots.rows)[: slots.rows]
+            self.row_of = {k: row for k, row in self.row_of.items() if row < len(self.live)}
+
+    def admit(self) -> None:
+        """Rows for waiting requests: the one that holds the beginning of the prompt, else a free
+        one, which may copy the same prompt from a row in use."""
+        holders = {held: row for row, held in enumerate(self.held)}
+        own = {r.key: row for r in self.waiting if (row := self.own_row(r)) is not None}
+        taken = {*self.live, *own.values()}
+        free = dict.fromkeys(row for row in reversed(range(len(self.held))) if row not in taken)
+        work, copies, left = list[New](), dict[int, list[int]](), deque[Request]()
+        for request in self.waiting:
+            before = request.prompt[:-1]  # the last token is the first step's input
+            source = holders.get(before)
+            if source is not None and self.held[source] != before:
+                source = None  # overwritten since
+            if request.key in own:
+                row = own[request.key]
+            elif source in free:  # what an idle row holds is used where it lies
+                row = source
+            elif free:
+                row = next(reversed(free))
+            else:
+                left.append(request)
+                continue
+            free.pop(row, None)
+            start = len(self.held[row]) if request.key in own or row == source else 0
+            if source is not None and start < len(before):
+                copies.setdefault(source, []).append(row)
+            elif start < len(before):
+                work.append((row, start, before))
+                holders[before] = row
+            self.held[row], self.live[row], self.row_of[request.key] = before, request, row
+        self.waiting = left
+        self.computed += sum(len(ids) - start for _, start, ids in work)
+        self.slots.prefill(work)
+        for source, targets in copies.items():
+            self.slots.copy(source, targets, len(self.held[source]))
+
+    def own_row(self, request: Request) -> int | None:
+        row = self.row_of.get(request.key)
+        if row is None or row in self.live or not self.held[row]:
+            return None
+        held = self.held[row]
+        return row if held == request.prompt[: len(held)] and held != request.prompt else None
+
+    def close_ranks(self, size: Callable[[int], int] | None = None) -> None:
+        """Live rows side by side from the first, where that makes a step smaller."""
+        size = size or self.slots.size
+        while self.live and size(len(self.live)) < size(max(self.live) + 1):
+            last = max(self.live)
+            hole = next(row for row in range(last) if row not in self.live)
+            request = self.live.pop(last)
+            self.slots.copy(last, [hole], len(request.prompt) + len(request.ids))
+            self.live[hole], self.row_of[request.key] = request, hole
+            self.held[hole], self.held[last] = self.held[last], ()
+
+    def decode(self) -> Any:
+        """The next step or steps of all live rows."""
+        size = self.slots.size(max(self.live) + 1)
+        state = np.zeros((4, size), np.int64)
+        state[1] = self.slots.places - 1  # an idle row writes where nobody reads
+        state[2] = 1
+        chances = np.zeros((2, size), np.float32)
+        chances[1] = 1
+        looking, rows = False, []
+        for row, request in self.live.items():
+            length, sampling = len(request.prompt) + len(request.ids), request.sampling
+            token = request.ids[-1] if request.ids else request.prompt[-1]
+            state[:, row] = token, length - 1, length, sampling.seed % (1 << 62)
+            chances[:, row] = sampling.temperature, sampling.top_p
+            rows += [(row, request.matcher)] if request.matcher else []
+            looking = looking or bool(sampling.stop)
+        allowed = self.allowed(size, rows) if rows or looking else None
+        return self.slots.decode(state, chances, allowed)
+
+    def allowed(self, size: int, matched: list[tuple[int, Any]]) -> torch.Tensor:
+        """Which tokens may come next; rows without a grammar are free."""
+        vocabulary = self.slots.head.weight.shape[0]
+        mask = torch.ones(size, vocabulary, dtype=torch.bool)
+        for row, matcher in matched:
+            found = torch.as_tensor(matcher.mask(), dtype=torch.bool)
+            mask[row] = False
+            mask[row, : len(found)] = found
+        return mask.to(self.slots.device)
+
+    def harvest(self, tokens: Any, logprobs: Any) -> list[tuple[Any, Sampled]]:
+        """Hand out what was sampled; who is done leaves its row, and what that holds stays."""
+        done, columns = [], (tokens.T.tolist(), logprobs.T.tolist())
+        for row, request in list(self.live.items()):
+            stop = None
+            for token, logprob in zip(columns[0][row], columns[1][row], strict=True):
+                request.ids.append(token)
+                request.logprobs.append(logprob)
+                stop = self.stopped(request, token)
+                if stop is not None:
+                    break
+            if stop is not None:
+                del self.live[row]
+                # the last sampled token was never an input
+                self.held[row] = (*request.prompt, *request.ids[:-1])
+                sampled = Sampled(tuple(request.ids), tuple(request.logprobs), stop)
+                done.append((request.key, sampled))
+        return done
+
+    def stopped(self, request: Request, token: int) -> StopReason | None:
+        if request.matcher:
+            request.matcher.accept(token)
+        if token in self.stop_ids:
+            return StopReason.ANSWERED
+        if request.sampling.stop:
+            text = self.tokenizer.decode(request.ids, skip_special_tokens=False)
+            if any(word in text for word in request.sampling.stop):
+                return StopReason.ANSWERED
+        return StopReason.TOKENS if len(request.ids) >= request.sampling.max_tokens else None

@@ -1,0 +1,207 @@
+"""The device's side of the engine: a cache with a row of keys and values for each sequence, and the
+two things that are done with it, taking in prompts and sampling one more token of many rows.
+
+On a GPU a decoding step is captured once for each number of rows and replayed as a CUDA graph: a
+small model's step is a thousand kernels that take longer to launch than to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from sharpen.models.attention import SlotStep, no_mask, use_our_attention
+from sharpen.models.lora import fuse_lora
+from sharpen.policy.choosing import choose, likeliest
+from sharpen.types import SharpenError
+
+STRIDE = 8  # steps on a GPU between two looks at what was sampled
+PREFILL_TOKENS = {"cuda": 16_384, "cpu": 2048}  # at a time
+GPU_SHARE = 0.4  # of the free memory, for the cache
+CPU_BYTES = 4 << 30
+ROUND = 256  # places come in multiples of this
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96)  # numbers of rows with a graph; then every 32
+FIELDS = ("token", "position", "used", "seed")
+New = tuple[int, int, Sequence[int]]  # row, first new place, ids of the whole row
+
+
+class Slots:
+    """A causal model with its cache. The weights are the model's own: nothing is copied."""
+
+    def __init__(self, model: Any):
+        causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.model, self.head = model, causal.get_output_embeddings()
+        self.decoder = getattr(causal, causal.base_model_prefix)
+        fuse_lora(model)
+        self.kernel = use_our_attention(model)
+        self.parameters = list(model.parameters())
+        self.device, self.dtype = self.parameters[0].device, self.parameters[0].dtype
+        text = causal.config.get_text_config()
+        self.context = int(text.max_position_embeddings)
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        self.layers, self.inner = text.num_hidden_layers, (heads, width)
+        self.rows = self.places = 0
+        self.graphs: dict[Any, Any] = {}
+
+    def version(self) -> int:
+        """Another number after every change of the weights in place."""
+        return sum(parameter._version for parameter in self.parameters)
+
+    def resize(self, rows: int, places: int, kept: int) -> None:
+        """Another cache with the first `kept` rows of the old one; fewer rows than asked where
+        memory ends."""
+        if places > self.places:
+            places = min(max(places, 2 * self.places), max(places, self.context))
+        places = -(-max(places, self.places) // ROUND) * ROUND
+        row_bytes = self.layers * 2 * places * self.inner[0] * self.inner[1] * self.dtype.itemsize
+        room = CPU_BYTES
+        if self.device.type == "cuda":
+            room = int(torch.cuda.mem_get_info(self.device)[0] * GPU_SHARE)
+        rows = min(rows, room // row_bytes)
+        if rows < max(kept, 1):
+            raise SharpenError(
+                f"no room for {max(kept, 1)} sequences of {places} tokens "
+                f"({row_bytes >> 20} MiB each); lower max_tokens or the batch size"
+            )
+        shape = (self.layers, 2, rows, places, *self.inner)
+        cache = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        if kept:
+            cache[:, :, :kept, : self.places] = self.cache[:, :, :kept]
+        self.cache, self.rows, self.places, self.graphs = cache, rows, places, {}
+        # what a step reads and writes, at addresses that a graph may remember
+        self.whole = torch.zeros(len(FIELDS), rows, dtype=torch.long, device=self.device)
+        self.broken = torch.ones(2, rows, device=self.device)  # temperature, top_p
+        self.sampled = torch.zeros(STRIDE, rows, dtype=torch.long, device=self.device)
+        self.logprobs = torch.zeros(STRIDE, rows, device=self.device)
+        self.number = torch.zeros(1, dtype=torch.long, device=self.device)
+
+    def copy(self, source: int, targets: Sequence[int], length: int) -> None:
+        self.cache[:, :, list(targets), :length] = self.cache[:, :, source, None, :length]
+
+    def size(self, rows: int) -> int:
+        """How many rows a step of so many live ones computes."""
+        if not self.kernel:
+            return rows
+        fitting = next((size for size in SIZES if size >= rows), -(-rows // 32) * 32)
+        return min(fitting, self.rows)
+
+    # Prompts --------------------------------------------------------------------------------------
+
+    def prefill(self, work: Sequence[New]) -> None:
+        """Compute keys and values of new ids; long prompts in pieces."""
+        budget = PREFILL_TOKENS[self.device.type]
+        pieces: list[New] = []
+        room = budget
+        for row, start, ids in work:
+            while start < len(ids):
+                end = min(len(ids), start + room)
+                pieces.append((row, start, ids[:end]))
+                room -= end - start
+                start = end
+                if not room:
+                    self.prefill_piece(pieces)
+                    pieces, room = [], budget
+        if pieces:
+            self.prefill_piece(pieces)
+
+    def prefill_piece(self, pieces: Sequence[New]) -> None:
+        lengths = [len(ids) - start for _, start, ids in pieces]
+        tokens = np.concatenate([np.asarray(ids[start:], np.int64) for _, start, ids in pieces])
+        places = np.concatenate([np.arange(start, len(ids)) for _, start, ids in pieces])
+        rows = np.array([row for row, _, _ in pieces])
+        ends = np.cumsum([0, *lengths])
+        step = SlotStep(
+            self.cache,
+            self.on_device(np.repeat(rows * self.places, lengths) + places),
+            self.on_device(ends.astype(np.int32)),
+            self.on_device((np.append(rows, 0) * self.places).astype(np.int32)),
+            self.on_device(np.array([len(ids) for _, _, ids in pieces], np.int32)),
+            max(lengths),
+            self.kernel,
+            [(row, n, len(ids)) for (row, _, ids), n in zip(pieces, lengths, strict=True)],
+        )
+        self.forward(self.on_device(tokens), self.on_device(places), step)
+
+    def on_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def forward(self, tokens_N: Any, positions_N: Any, step: SlotStep) -> Any:
+        found = self.decoder(
+            input_ids=tokens_N[None],
+            position_ids=positions_N[None],
+            attention_mask=no_mask(self.device),
+            use_cache=False,
+            slots=step,
+        )
+        return found.last_hidden_state[0]
+
+    # Sampling -------------------------------------------------------------------------------------
+
+    def decode(self, state: np.ndarray, chances: np.ndarray, allowed: Any = None) -> Any:
+        """Tokens and log-probabilities of the next steps, steps first. `state` has a column of
+        FIELDS for each row, `chances` temperature and top_p; `allowed` are the only tokens."""
+        size = state.shape[1]
+        self.whole[:, :size] = self.on_device(state)
+        self.broken[:, :size] = self.on_device(chances)
+        self.number.zero_()
+        greedy, cut = not chances[0].any(), bool((chances[1] < 1).any())
+        steps = STRIDE if self.kernel and allowed is None else 1
+        if steps == 1:
+            read = int(state[2].max())
+            self.step(size, greedy, cut, read, allowed)
+        else:
+            graph = self.graph(size, greedy, cut)
+            for _ in range(steps):
+                graph.replay()
+        return self.sampled[:steps, :size].cpu().numpy(), self.logprobs[:steps, :size].cpu().numpy()
+
+    def step(self, size: int, greedy: bool, cut: bool, read: int, allowed: Any = None) -> None:
+        """One token more for the first `size` rows: everything happens in place."""
+        token, position, used, seed = self.whole[:, :size].unbind()
+        temperature, top_p = self.broken[:, :size].unbind()
+        first = torch.arange(size + 1, device=self.device) * self.places
+        slots = SlotStep(
+            self.cache,
+            first[:-1] + position,
+            torch.arange(size + 1, dtype=torch.int32, device=self.device),
+            first.int(),
+            used.int(),
+            1,
+            self.kernel,
+            (size, read),
+        )
+        hidden_B_D = self.forward(token, position, slots)
+        logits_B_V = self.head(hidden_B_D)
+        if allowed is not None:
+            logits_B_V = logits_B_V.masked_fill(~allowed, float("-inf"))
+        if greedy:
+            tokens_B, logprobs_B = likeliest(logits_B_V)
+        else:
+            limit = top_p if cut else None
+            tokens_B, logprobs_B = choose(logits_B_V, temperature, limit, seed, position)
+        self.sampled[:, :size].index_copy_(0, self.number, tokens_B[None])
+        self.logprobs[:, :size].index_copy_(0, self.number, logprobs_B[None])
+        token.copy_(tokens_B)
+        self.whole[1:3, :size] += 1
+        self.number += 1
+
+    def graph(self, size: int, greedy: bool, cut: bool) -> Any:
+        """The captured step. What the rehearsals write lies where the next steps write again."""
+        key = size, greedy, cut
+        if key not in self.graphs:
+            whole, stream = self.whole.clone(), torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    self.step(size, greedy, cut, 0)
+            torch.cuda.current_stream().wait_stream(stream)
+            self.graphs[key] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graphs[key]):
+                self.step(size, greedy, cut, 0)
+            self.whole.copy_(whole)
+            self.number.zero_()
+        return self.graphs[key]
