@@ -92,7 +92,7 @@ def test_the_next_turn_computes_only_what_is_new(model, engine):
 def test_a_group_computes_its_prompt_once(model, engine):
     [prompt] = prompts(1, start=30)
     group = run(engine, [prompt] * 9, WARM)
-    assert engine.computed <= 2 * len(prompt)  # nine samples in four rows
+    assert engine.computed == len(prompt) - 1  # nine samples in four rows
     assert len({sample.ids for sample in group}) > 1
     for number in range(9):
         engine.submit("x", prompt, replace(WARM, seed=WARM.seed + number))
@@ -101,13 +101,19 @@ def test_a_group_computes_its_prompt_once(model, engine):
 
 
 def test_rows_that_are_taken_over_are_not_copied_from(model, engine):
-    """An idle row holds what one waiting prompt wants; an earlier one in the line takes rows."""
-    asked = prompts(4, start=20)
-    run(engine, asked, GREEDY)
-    mixed = [*prompts(3, start=11, seed=4), *asked[::-1], *asked]
-    wanted = [run(Engine(model, engine.tokenizer, engine.stop_ids), [p], GREEDY)[0] for p in mixed]
-    for _ in range(2):
-        assert [s.ids for s in run(engine, mixed, GREEDY)] == [s.ids for s in wanted]
+    """Old keys and new ones ask for what other rows hold, in every order."""
+    known = prompts(4, start=20)
+    fresh = [run(Engine(model, engine.tokenizer, engine.stop_ids), [p], GREEDY)[0] for p in known]
+    wanted = {tuple(p): sampled.ids for p, sampled in zip(known, fresh, strict=True)}
+    chance = np.random.default_rng(1)
+    for _ in range(40):
+        asked = [known[i] for i in chance.integers(0, 4, chance.integers(1, 9))]
+        keys = chance.permutation(9)[: len(asked)].tolist()
+        for key, prompt in zip(keys, asked, strict=True):
+            engine.submit(key, prompt, GREEDY)
+        while not engine.idle:
+            for key, sampled in engine.advance():
+                assert sampled.ids == wanted[tuple(asked[keys.index(key)])]
 
 
 def test_a_learners_step_is_seen_at_once(pico_folder, engine):
@@ -130,6 +136,24 @@ def test_a_learners_step_is_seen_at_once(pico_folder, engine):
     engine.submit("c", asked[2], GREEDY)
     with pytest.raises(SharpenError, match="weights changed while answers were under way"):
         engine.advance()
+
+
+def test_every_optimiser_tells_that_it_stepped(pico_folder, engine):
+    from sharpen.train.config import LearnerConfig
+    from sharpen.train.learner import Learner
+    from sharpen.types import Datum
+
+    own = load_model(ModelConfig(base_model=str(pico_folder)))
+    learner = Learner(own, LearnerConfig(learning_rate=0.5, warmup_ratio=0), 3)
+    for group in learner.optimizer.param_groups:
+        group["fused"], group["foreach"] = True, False  # which leaves version counters alone
+    engine = Engine(own, engine.tokenizer, engine.stop_ids)
+    [prompt] = prompts(1, start=20)
+    before = run(engine, [prompt], GREEDY)[0]
+    row = Datum(np.arange(5, 20, dtype=np.int32), np.ones(15, bool))
+    learner.step([row], lambda logprobs, *_: -logprobs.mean())
+    run(engine, [[*prompt, *before.ids, 7]], GREEDY)
+    assert engine.computed == len(prompt) - 1 + len(prompt) + len(before.ids)  # nothing was reused
 
 
 def test_adapters_are_read_where_they_lie(pico_folder, engine):

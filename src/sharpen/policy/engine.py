@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ class Engine:
         self.refused: list[tuple[Any, Sampled]] = []
         self.live: dict[int, Request] = {}  # by row
         self.held: list[tuple[int, ...]] = []  # ids whose keys and values a row holds
+        self.asked: list[tuple[int, ...]] = []  # which of them were a prompt
         self.row_of: dict[Hashable, int] = {}  # the row that a request's key had last
         self.version = -1
         self.computed = 0  # prompt tokens that were not found in the cache
@@ -68,6 +70,7 @@ class Engine:
     def forget(self) -> None:
         """What rows hold is not used again, so that what comes does not depend on what was."""
         self.row_of, self.held = {}, [()] * len(self.held)
+        self.asked = [()] * len(self.held)
 
     @torch.no_grad()
     def advance(self) -> list[tuple[Any, Sampled]]:
@@ -100,22 +103,23 @@ class Engine:
             if slots.rows < rows:
                 self.most_rows = slots.rows  # all that memory has room for
             self.held = (self.held[: len(self.live)] + [()] * slots.rows)[: slots.rows]
+            self.asked = (self.asked[: len(self.live)] + [()] * slots.rows)[: slots.rows]
             self.row_of = {k: row for k, row in self.row_of.items() if row < len(self.live)}
 
     def admit(self) -> None:
         """Rows for waiting requests. The best is the one that holds the beginning of the prompt;
         a row of another key, which may come back, is taken last. Any row may copy the whole prompt
         from one in use."""
-        holders = {held: row for row, held in enumerate(self.held)}
+        holders = {asked: row for row, asked in enumerate(self.asked)}
         own = {r.key: row for r in self.waiting if (row := self.own_row(r)) is not None}
         taken, keyed = {*self.live, *own.values()}, set(self.row_of.values())
         free = [row for row in range(len(self.held)) if row not in taken]
         free = dict.fromkeys(sorted(free, key=lambda row: row in keyed))
-        work, copies, left = list[New](), dict[int, list[int]](), deque[Request]()
+        work, copies, left = list[New](), list[tuple[int, int]](), deque[Request]()
         for request in self.waiting:
             before = request.prompt[:-1]  # the last token is the first step's input
             source = holders.get(before)
-            if source is not None and self.held[source] != before:
+            if source is not None and self.asked[source] != before:
                 source = None  # overwritten since
             last = self.row_of.get(request.key)
             if request.key in own:
@@ -130,25 +134,36 @@ class Engine:
                 left.append(request)
                 continue
             free.pop(row, None)
-            start = len(self.held[row]) if request.key in own or row == source else 0
+            reused = request.key in own or row == source
+            start = min(len(self.held[row]), len(before)) if reused else 0
             if source is not None and start < len(before):
-                copies.setdefault(source, []).append(row)
+                copies.append((source, row))
             elif start < len(before):
                 work.append((row, start, before))
                 holders[before] = row
-            self.held[row], self.live[row], self.row_of[request.key] = before, request, row
+            self.held[row] = self.asked[row] = before
+            self.live[row], self.row_of[request.key] = request, row
         self.waiting = left
         self.computed += sum(len(ids) - start for _, start, ids in work)
+        made = {row for row, _, _ in work}
+        self.copy([pair for pair in copies if pair[0] not in made])  # before it is overwritten
         self.slots.prefill(work)
-        for source, targets in copies.items():
-            self.slots.copy(source, targets, len(self.held[source]))
+        self.copy([pair for pair in copies if pair[0] in made])
+
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        """Prompts from row to row, in order: a row may be a source first and a target later."""
+        for source, group in groupby(pairs, key=lambda pair: pair[0]):
+            targets = [target for _, target in group]
+            self.slots.copy(source, targets, len(self.asked[targets[0]]))
 
     def own_row(self, request: Request) -> int | None:
+        """The row of its key, if one of the two, what it holds and what is asked, begins with the
+        other."""
         row = self.row_of.get(request.key)
-        if row is None or row in self.live or not self.held[row]:
+        if row is None or row in self.live:
             return None
-        held = self.held[row]
-        return row if held == request.prompt[: len(held)] and held != request.prompt else None
+        held, before = self.held[row], request.prompt[:-1]
+        return row if held[: len(before)] == before[: len(held)] else None
 
     def close_ranks(self, size: Callable[[int], int] | None = None) -> None:
         """Live rows side by side from the first, where that makes a step smaller; an idle row and a
@@ -163,7 +178,8 @@ class Engine:
             )
             self.row_of = {k: {last: hole, hole: last}.get(v, v) for k, v in self.row_of.items()}
             self.live[hole] = request
-            self.held[hole], self.held[last] = self.held[last], self.held[hole]
+            for kept in (self.held, self.asked):
+                kept[hole], kept[last] = kept[last], kept[hole]
 
     def decode(self) -> Any:
         """The next step or steps of all live rows."""
