@@ -102,12 +102,12 @@ def test_a_group_computes_its_prompt_once(model, engine):
 
 def test_rows_that_are_taken_over_are_not_copied_from(model, engine):
     """Old keys and new ones ask for what other rows hold, in every order."""
-    known = prompts(4, start=20)
+    known = prompts(7, start=20)  # in four rows
     fresh = [run(Engine(model, engine.tokenizer, engine.stop_ids), [p], GREEDY)[0] for p in known]
     wanted = {tuple(p): sampled.ids for p, sampled in zip(known, fresh, strict=True)}
     chance = np.random.default_rng(1)
-    for _ in range(40):
-        asked = [known[i] for i in chance.integers(0, 4, chance.integers(1, 9))]
+    for _ in range(60):
+        asked = [known[i] for i in chance.integers(0, 7, chance.integers(1, 9))]
         keys = chance.permutation(9)[: len(asked)].tolist()
         for key, prompt in zip(keys, asked, strict=True):
             engine.submit(key, prompt, GREEDY)
