@@ -115,7 +115,8 @@ class Engine:
         taken, keyed = {*self.live, *own.values()}, set(self.row_of.values())
         free = [row for row in range(len(self.held)) if row not in taken]
         free = dict.fromkeys(sorted(free, key=lambda row: row in keyed))
-        work, copies, left = list[New](), list[tuple[int, int]](), deque[Request]()
+        work, left = list[New](), deque[Request]()
+        early, late, made = list[tuple[int, int]](), list[tuple[int, int]](), set[int]()
         for request in self.waiting:
             before = request.prompt[:-1]  # the last token is the first step's input
             source = holders.get(before)
@@ -137,18 +138,20 @@ class Engine:
             reused = request.key in own or row == source
             start = min(len(self.held[row]), len(before)) if reused else 0
             if source is not None and start < len(before):
-                copies.append((source, row))
+                (late if source in made else early).append((source, row))
             elif start < len(before):
                 work.append((row, start, before))
+                made.add(row)
                 holders[before] = row
+            if row in keyed and row != last:  # whose it was loses it
+                self.row_of = {key: at for key, at in self.row_of.items() if at != row}
             self.held[row] = self.asked[row] = before
             self.live[row], self.row_of[request.key] = request, row
         self.waiting = left
         self.computed += sum(len(ids) - start for _, start, ids in work)
-        made = {row for row, _, _ in work}
-        self.copy([pair for pair in copies if pair[0] not in made])  # before it is overwritten
+        self.copy(early)  # before it is overwritten
         self.slots.prefill(work)
-        self.copy([pair for pair in copies if pair[0] in made])
+        self.copy(late)
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Prompts from row to row, in order: a row may be a source first and a target later."""
