@@ -7,8 +7,11 @@ import json
 import random
 from pathlib import Path
 
+from sharpen.models.load import ModelConfig
+from sharpen.policy.local import LocalPolicy
 from sharpen.train.config import AgentSFTConfig
 from sharpen.train.sft import AgentSFTTrainer
+from sharpen.types import Dialog, Message, Sampling
 
 LETTERS = "ABCD"
 QUESTIONS = ("n", "e", "s", "w")
@@ -40,7 +43,7 @@ def guesser(base: Path, folder: Path) -> Path:
             rows.append({"messages": [{"role": "user", "content": word}, said]})
     data = write(folder / "guesses.jsonl", rows)
     config = AgentSFTConfig(
-        base_model=str(base), train_data=data, full=True, learning_rate=5e-3, max_steps=80,
+        base_model=str(base), train_data=data, full=True, learning_rate=4e-3, max_steps=180,
         batch_size=32, gradient_accumulation=1, device="cpu", lr_scheduler="linear",
     )  # fmt: skip
     AgentSFTTrainer(config, folder / "guesser").train()
@@ -50,3 +53,13 @@ def guesser(base: Path, folder: Path) -> Path:
 def metrics(folder: Path) -> list[dict]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if not k.endswith(CLOCK)} for row in rows]
+
+
+def accuracy(model: Path) -> float:
+    """How often it answers right, sampled."""
+    policy = LocalPolicy.load(ModelConfig(base_model=str(model), device="cpu"))
+    asked = [(word, LETTERS[i % 4]) for i, word in enumerate(QUESTIONS) for _ in range(100)]
+    dialogs = [Dialog((Message("user", word),)) for word, _ in asked]
+    turns = policy.respond(dialogs, Sampling(max_tokens=4, temperature=1.0))
+    said = [turn.message.content for turn in turns]
+    return sum(text == right for text, (_, right) in zip(said, asked, strict=True)) / len(asked)

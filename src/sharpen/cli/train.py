@@ -19,7 +19,11 @@ FLAGS |= {key: key for key in ("group_size", "beta", "reward")} | {"sft_model": 
 METHODS = {
     "sft": ("AgentSFTConfig", "AgentSFTTrainer", "Fine-tune on dialogs."),
     "reward": ("RewardModelConfig", "RewardModelTrainer", "Train a reward model on preferences."),
-    "grpo": ("GRPOConfig", "GRPOTrainer", "Let a model try tasks, and learn from what went better."),
+    "grpo": (
+        "GRPOConfig",
+        "GRPOTrainer",
+        "Let a model try tasks, and learn from what went better.",
+    ),
 }
 
 

@@ -101,7 +101,10 @@ class TaskReward:
     """By the task's kind: what can be verified, else the agent's."""
 
     def __init__(self, workers: int = 1):
-        self.verifiable, self.agent = VerifiableRewardCalculator(workers=workers), AgentRewardModel()
+        self.verifiable, self.agent = (
+            VerifiableRewardCalculator(workers=workers),
+            AgentRewardModel(),
+        )
 
     def score(self, task: Task, trajectory: Trajectory) -> Score:
         verified = task.kind in VERIFIERS or task.kind == "tool_state"

@@ -66,7 +66,7 @@ class GRPOTrainer:
                 row["flat_groups"] = len(groups) - len(lively)
                 state["flat_steps"] = 0 if lively else state["flat_steps"] + 1
                 row |= self.update(lively)
-                row["step"] = learner.steps_done // config.updates
+                row = {"step": learner.steps_done // config.updates} | row
                 row |= practice.evaluations(row["step"])
                 row |= practice.watch(groups, row, state)
                 run.end_of_step(row, state, show="metric" in row)
