@@ -67,6 +67,14 @@ def pico_folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def guesser(pico_folder, tmp_path_factory) -> Path:
+    """A pico model that answers the questions of `guessing.py` at random."""
+    from guessing import guesser
+
+    return guesser(pico_folder, tmp_path_factory.mktemp("guesser"))
+
+
+@pytest.fixture(scope="session")
 def smollm2_tokenizer():
     from sharpen.models.find import find_model
     from sharpen.models.load import load_tokenizer

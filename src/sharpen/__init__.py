@@ -19,6 +19,8 @@ _PUBLIC = {
     "AgentLoRATrainer": "sharpen.train.sft",
     "RewardModelConfig": "sharpen.train.config",
     "RewardModelTrainer": "sharpen.train.reward_model",
+    "GRPOConfig": "sharpen.train.config",
+    "GRPOTrainer": "sharpen.train.grpo",
     "LearnedReward": "sharpen.rewards.learned",
     "CoresetSelector": "sharpen.data.coreset",
     "OnlineContinualLearner": "sharpen.data.replay",

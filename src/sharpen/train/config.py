@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from sharpen.config import Config
 from sharpen.models.load import LoRAConfig, ModelConfig
+from sharpen.rewards.compose import RewardConfig
+from sharpen.types import StopReason
 
 Tracker = Literal["tensorboard", "trackio", "wandb"]
 Focus = Literal["tool_format_understanding", "basic_planning_structure"]
@@ -88,3 +90,69 @@ class RewardModelConfig(RunConfig):
     lora_dropout: float = Field(0.0, ge=0, le=0)  # a step's two passes must see one model
     num_epochs: int = Field(1, ge=1)
     center_rewards_coefficient: float = Field(0.0, ge=0)  # draws a pair's rewards around zero
+
+
+class RLConfig(RunConfig):
+    """What every method has that samples its own rows. A step takes `tasks_per_step` tasks of
+    `train_data` and samples each `group_size` times; `dev_data` are tasks to evaluate on."""
+
+    train_data: str = "agent_benchmark:train"
+    reference_model: str = ""  # another model to be held against; else what the run starts from
+    environment: str = ""  # toolworld, or file.py:Class; none is a single turn
+    reward: str | RewardConfig = ""  # by the task's kind: the verifiable or the agent's
+    reward_workers: int = Field(1, ge=1)  # threads
+    max_turns: int = Field(8, ge=1)
+    max_tokens: int = Field(256, ge=1)  # of a turn
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    constrained: bool = False  # calls must parse and fit the schema of a tool on offer
+    rollout_rows: int = Field(0, ge=0)  # sequences sampled at once; 0: as the device likes
+    batch_size: int = Field(1, ge=1, le=1)  # a step is sized by the two settings below
+    gradient_accumulation: int = Field(1, ge=1, le=1)
+    tasks_per_step: int = Field(16, ge=1)
+    group_size: int = Field(4, ge=1)
+    updates_per_step: int = Field(1, ge=1)  # passes over a step's samples
+    minibatches: int = Field(1, ge=1)  # optimiser steps of a pass
+    beta: float = Field(0.0, ge=0)  # weight of the KL to the reference
+    clip: float = Field(0.2, gt=0)
+    drop_stops: tuple[StopReason, ...] = ()  # samples that ended so are not trained on
+    importance_cap: float = Field(0.0, ge=0)  # corrects for the sampler's arithmetic; 0: not
+    patience_flat: int = Field(10, ge=1)  # steps in a row that teach nothing, then an error
+    gate: float = Field(0.9, ge=0, le=1)  # tool accuracy on `dev_data` to begin with; 0: any
+    monitor: bool = False  # look for reward hacking
+    learning_rate: float = Field(1e-5, gt=0)
+    lr_scheduler: Literal["cosine", "linear", "constant"] = "constant"
+    warmup_ratio: float = Field(0.0, ge=0, le=1)
+    lora_dropout: float = Field(0.0, ge=0, le=0)  # sampler and learner must be one model
+    num_epochs: int = Field(1, ge=1)
+    save_steps: int = Field(20, ge=1)
+    eval_steps: int = Field(20, ge=1)
+
+    @property
+    def updates(self) -> int:
+        """Optimiser steps of a step."""
+        return self.updates_per_step * self.minibatches
+
+
+class GRPOConfig(RLConfig):
+    """Group-relative policy optimisation; `group_size`, `beta` and `use_advantage` are the
+    specification's."""
+
+    variant: Literal["grpo", "dapo", "dr_grpo", "gspo", "rloo", "reinforce++"] = "grpo"
+    group_size: int = Field(4, ge=2)
+    beta: float = Field(0.1, ge=0)
+    use_advantage: bool = True  # off: the reward itself
+    clip_high: float | None = Field(None, gt=0)  # dapo: 0.28, else as `clip`
+    refills: int | None = Field(None, ge=0)  # rounds of further tasks for flat groups; dapo: 3
+    overlong_buffer: int | None = Field(None, ge=0)  # tokens; dapo: a fifth of max_tokens
+
+    @model_validator(mode="after")
+    def by_variant(self) -> GRPOConfig:
+        """What a variant brings, where nothing else is given."""
+        dapo = self.variant == "dapo"
+        usual = {"clip_high": max(0.28, self.clip) if dapo else self.clip}
+        usual |= {"refills": 3 if dapo else 0, "overlong_buffer": self.max_tokens // 5 * dapo}
+        for name, value in usual.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        return self
