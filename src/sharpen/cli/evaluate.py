@@ -43,7 +43,9 @@ def evaluate(
     options = load_yaml(None, overrides or []) | {"limit": limit, "general": general, "user": user}
     options["perturb"] = names(perturb)
     name = "-".join(part.strip("./").replace("/", "_") for part in (model, benchmark) if part)
-    output = output or Path("runs") / "evaluate" / "-".join([name.replace(":", "_"), *names(perturb)])
+    output = output or Path("runs") / "evaluate" / "-".join(
+        [name.replace(":", "_"), *names(perturb)]
+    )
     judge = AgentTrainingEvaluator(benchmark, output, options=options)
     judge.evaluate(model, metrics=names(metrics) or None, compare=compare)
     show(judge.results)

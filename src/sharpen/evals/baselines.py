@@ -53,11 +53,12 @@ class Baseline:
         return [self.turn(dialog, self.message(dialog, sampling.seed)) for dialog in dialogs]
 
     def turn(self, dialog: Dialog, message: Message) -> Turn:
-        prompt = self.renderer.prompt(dialog)
+        """The message as it comes back from its ids: those of the last trained run."""
         full = replace(dialog, messages=(*dialog.messages, message))
         (datum,) = self.renderer.render([full])
-        after = slice(len(prompt), None)
-        ids = datum.ids[after][datum.mask[after]].tolist()
+        end = int(datum.mask.nonzero()[0][-1]) + 1
+        start = int((~datum.mask[:end]).nonzero()[0][-1]) + 1
+        prompt, ids = datum.ids[:start].tolist(), datum.ids[start:end].tolist()
         return Turn(self.renderer.parse(ids), StopReason.ANSWERED, tuple(prompt), tuple(ids))
 
     def message(self, dialog: Dialog, seed: int) -> Message:
@@ -179,7 +180,9 @@ class Keyword(Baseline):
             return Message("assistant", SAID["decline"])
         texts = CODE.findall(asked.content) or asked.content.split()
         taken = iter((texts or [""]) * (len(required(best)) or 1))
-        given = {n: chosen(f, asked.content, lambda _: next(taken)) for n, f in required(best).items()}
+        given = {
+            n: chosen(f, asked.content, lambda _: next(taken)) for n, f in required(best).items()
+        }
         return Message("assistant", tool_calls=(ToolCall(best.name, given),))
 
 

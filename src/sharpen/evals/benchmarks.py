@@ -1,8 +1,8 @@
 """Benchmarks by name: which importer reads the file, what a task of it is, what scores it.
 
-`agent_benchmark:test` (or `agent_benchmark/timing:dev`) is built here; `bfcl:PATH`, `gsm8k:PATH` and
-the others read files as they are published; `kv_retrieval:75` and `needle:8000` are made up of the
-number. A new benchmark is one entry of `BENCHMARKS`.
+`agent_benchmark:test` (or `agent_benchmark/timing:dev`) is built here; `bfcl:PATH`, `gsm8k:PATH`
+and the others read files as they are published; `kv_retrieval:75` and `needle:8000` are made up of
+the number. A new benchmark is one entry of `BENCHMARKS`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.data.generate.texts import LongContextDataGenerator
-from sharpen.data.importing import SHAPE_ERRORS, converted, fault, load, reason_kind
 from sharpen.data.importers.shapes import FORMATS
+from sharpen.data.importing import SHAPE_ERRORS, converted, fault, load, reason_kind
 from sharpen.data.reading import read_records
 from sharpen.data.sources import read_tasks
 from sharpen.envs.toolworld import ToolWorld
+from sharpen.evals.baselines import gold_messages
 from sharpen.evals.databases import sqlite_task
 from sharpen.evals.items import Suite
 from sharpen.evals.metrics import DECISIONS, FIVE, SAME, Item, checked_tools
@@ -46,6 +47,7 @@ from sharpen.types import (
     Task,
     ToolSpec,
     Trajectory,
+    Turn,
 )
 from sharpen.world.state import seeded
 
@@ -107,7 +109,9 @@ class RetrievalReward:
         text = trajectory.turns[-1].message.content if trajectory.turns else ""
         wanted = max(map(str, task.gold["answers"]), key=len)
         right = float(folded(wanted) in folded(text) and len(text) <= len(wanted) + NEAR)
-        return Score(right, {"right": right}, "" if right else "not in the answer, or in too long a one")
+        return Score(
+            right, {"right": right}, "" if right else "not in the answer, or in too long a one"
+        )
 
 
 Prepare = Callable[[Any, Json, Path], Iterable[Task]]  # what was imported, the record, its file
@@ -132,20 +136,31 @@ def bfcl_task(task: Task, raw: Json, path: Path) -> Iterator[Task]:
         gold["language"] = told = found[0]
     tools = tuple(in_words(tool, told) for tool in task.tools) if told else task.tools
     metadata = task.metadata | ({"functions": raw["function"]} if told else {})
-    yield replace(task, gold=gold, tools=tools, metadata=metadata)
+    task = replace(task, gold=gold, tools=tools, metadata=metadata)
+    right = Trajectory(task.id, tuple(map(Turn, gold_messages(task))), StopReason.ANSWERED)
+    if BfclReward().score(task, right).value < 1:
+        raise RowError(task.id, "the rules of BFCL refuse the answer of the row")
+    yield task
 
 
 def allowed(value: Any) -> Any:
     """A value as BFCL lists allowed ones: an object's values are such lists themselves."""
     if isinstance(value, dict):
         return {key: [allowed(inner)] for key, inner in value.items()}
-    return [allowed(v) if isinstance(v, dict) else v for v in value] if isinstance(value, list) else value
+    return (
+        [allowed(v) if isinstance(v, dict) else v for v in value]
+        if isinstance(value, list)
+        else value
+    )
 
 
 def in_words(tool: ToolSpec, language: str) -> ToolSpec:
     """Every argument is text in the language."""
     fields = {
-        name: {"type": "string", "description": f"{field.get('description', '')} ({language} source)"}
+        name: {
+            "type": "string",
+            "description": f"{field.get('description', '')} ({language} source)",
+        }
         for name, field in (tool.parameters.get("properties") or {}).items()
     }
     return replace(tool, parameters=tool.parameters | {"properties": fields})
@@ -230,7 +245,10 @@ def needle_tasks(longest: int) -> Iterator[Task]:
     for length in (longest * part // 4 for part in range(1, 5)):
         for depth in DEPTHS:
             word = f"{seeded('needle', length, depth).getrandbits(32):08x}"
-            needle, question = f"The pass phrase of today is {word}.", "What is today's pass phrase?"
+            needle, question = (
+                f"The pass phrase of today is {word}.",
+                "What is today's pass phrase?",
+            )
             row = maker.generate_needle_in_haystack(length, needle, depth, question, word)
             text, place = f"{row['context']}\n\n{question}", f"{length} at {depth:g}"
             gold, about = {"answers": [word]}, {"category": place}
@@ -253,7 +271,9 @@ BENCHMARKS: dict[str, Benchmark] = {
     "tau2": Benchmark(
         "tau2_tasks", ActionsReward, service_task, "", SERVICE, 256, SimulatedService.maker, 30
     ),
-    "intercode_sql": Benchmark("intercode_sql", Verified, sqlite_task, "Answer with one SQL query."),
+    "intercode_sql": Benchmark(
+        "intercode_sql", Verified, sqlite_task, "Answer with one SQL query."
+    ),
     "gsm8k": Benchmark("gsm8k", Verified, max_tokens=512),
     "svamp": Benchmark("svamp", Verified, max_tokens=512),
     "aqua": Benchmark("aqua", Verified, hint="Answer with the letter of the right option."),

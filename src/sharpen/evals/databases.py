@@ -19,6 +19,7 @@ DROPPED = (  # what SQLite does not know, and what takes its place
     (r"(?m)^\s*(?:UNIQUE |FULLTEXT )?KEY .*$\n?", ""),
     (r"(?m)^\s*CONSTRAINT .*$\n?", ""),
     (r" (?:CHARACTER SET|COLLATE)[ =]\w+| AUTO_INCREMENT| unsigned| COMMENT '[^']*'", ""),
+    (r"`\(\d+\)", "`"),  # a key on the first characters of a column
     (r"\) ENGINE=.*;", ");"),
     (r",\s*\)(?=;)", "\n)"),
 )
@@ -63,7 +64,9 @@ def sqlite_task(task: Task, raw: Json, path: Path) -> Iterator[Task]:
     try:
         result = rows_of(known[name], query)
     except sqlite3.Error as error:
-        raise RowError(task.id, f"SQLite does not run the reference query: {one_line(error)}") from None
+        raise RowError(
+            task.id, f"SQLite does not run the reference query: {one_line(error)}"
+        ) from None
     tables = task.metadata.get("tables") or {}
     told = "\n".join(f"{table}({', '.join(columns)})" for table, columns in tables.items())
     gold = {"sql": query, "result": result, "schema": known[name]}

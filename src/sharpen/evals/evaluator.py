@@ -23,8 +23,8 @@ from sharpen.evals.items import (
     code_digest,
     collect,
 )
-from sharpen.evals.metrics import LOWER_IS_BETTER, METRICS, find_metrics, summarise
-from sharpen.evals.perturb import Perturbed, Perturbation
+from sharpen.evals.metrics import METRICS, find_metrics, summarise
+from sharpen.evals.perturb import Perturbation, Perturbed
 from sharpen.evals.subjects import Subject, find_subject
 from sharpen.rollout import MakeEnvironment, OneTurn
 from sharpen.rows import message_to_wire
@@ -88,8 +88,8 @@ class EvaluateOptions(Config):
 
 class AgentTrainingEvaluator:
     """`AgentTrainingEvaluator(AgentTrainingUsage()).evaluate(model)`. The loader gives tasks by
-    `iter_samples(split)`, or is a benchmark's name. With an `output` folder every item is kept
-    there and the same call goes on where it stopped; `results` has all that was found."""
+    `iter_samples(split)`, or is a suite or a benchmark's name. With an `output` folder every item
+    is kept there and the same call goes on where it stopped; `results` has all that was found."""
 
     def __init__(
         self,
@@ -102,6 +102,7 @@ class AgentTrainingEvaluator:
             options = parse_config(EvaluateOptions, options or {}, "evaluate")
         self.loader, self.options, self.tokenizer = benchmark_loader, options, tokenizer
         self.output, self.results = Path(output) if output else None, dict[str, Any]()
+        self.items: list[list[Json]] = []  # records of the benchmark, and of the general set
 
     def evaluate(
         self,
@@ -114,10 +115,11 @@ class AgentTrainingEvaluator:
         asked, began = find_metrics(metrics or ()), time.monotonic()
         subject = find_subject(model, self.tokenizer, self.options.api_key_env)
         suites = [self.suite(split)]
-        suites += [load_benchmark(GENERAL)] if self.options.general else []
+        also = self.options.general and suites[0].name != GENERAL
+        suites += [load_benchmark(GENERAL)] if also else []
         config = self.config(subject, suites)
         before = Before(compare, config) if compare else None
-        rows = self.answers(subject, suites, config)
+        self.items = rows = self.answers(subject, suites, config)
         main = [row["metrics"] for row in rows[0]]
         figures = summarise(main)
         for name in asked:
@@ -142,6 +144,8 @@ class AgentTrainingEvaluator:
         return found
 
     def suite(self, split: str) -> Suite:
+        if isinstance(self.loader, Suite):
+            return self.loader
         if isinstance(self.loader, str):
             name = self.loader if ":" in self.loader else f"{self.loader}:{split}"
             user = find_subject(self.options.user) if self.options.user else None
@@ -167,7 +171,10 @@ class AgentTrainingEvaluator:
     ) -> list[list[Json]]:
         """The records of each suite's tasks."""
         options, tasks = self.options, [task for suite in suites for task in suite.tasks]
-        changed, opened = Perturbation(suites[0].tasks, options.perturb, options.seed), list[Policy]()
+        changed, opened = (
+            Perturbation(suites[0].tasks, options.perturb, options.seed),
+            list[Policy](),
+        )
         items = Items(self.output, config)
 
         def policy() -> Policy:
@@ -179,7 +186,8 @@ class AgentTrainingEvaluator:
         for suite in suites:
             tokens = options.max_tokens or suite.max_tokens
             sampling = Sampling(tokens, options.temperature, seed=options.seed)
-            chosen = suite.tasks if suite.name == GENERAL else suite.tasks[: options.limit or None]
+            limit = options.limit if suite is suites[0] else 0
+            chosen = suite.tasks[: limit or None]
             found.append(collect(items, suite, chosen, policy, sampling))
         if not options.limit:
             items.keep()
@@ -213,7 +221,7 @@ class Before:
 
     def against(self, suites: Sequence[Sequence[Json]]) -> Json:
         """Differences of every metric, and whether the general items became worse."""
-        main, general = ([*map(self.differences, suites)] + [{}])[:2]
+        main, general = [*map(self.differences, suites), {}][:2]
         loss = general.get("accuracy")
         return {
             "with": str(self.folder),
@@ -233,7 +241,3 @@ class Before:
             if values and isinstance(values[0][0], (int, float)):
                 found[name] = paired([a for a, _ in values], [b for _, b in values])
         return found
-
-
-def better(name: str, difference: float) -> bool:
-    return (difference < 0) == (name in LOWER_IS_BETTER) and difference != 0

@@ -1,5 +1,5 @@
-"""What is measured of an answered task: each metric is one small entry of `METRICS`, a pure function
-of the task, what was done and the reward's verdict.
+"""What is measured of an answered task: each metric is one small entry of `METRICS`, a pure
+function of the task, what was done and the reward's verdict.
 
 A metric gives a value, a value with its weight (a rate over calls or over a class, whose mean is a
 ratio of sums), or None where the task says nothing about it.
@@ -14,7 +14,7 @@ from typing import Any
 
 from sharpen.evals.intervals import Figure, bootstrapped
 from sharpen.rewards.agent import ASKS, LOOKED_AT, REFUSES, PlanEvaluator
-from sharpen.rewards.calls import ToolCallEvaluator, as_call, value_key
+from sharpen.rewards.calls import ToolCallEvaluator, as_call, call_key, value_key
 from sharpen.types import Score, SharpenError, Task, ToolCall, ToolSpec, Trajectory
 from sharpen.world.gold import example
 
@@ -85,15 +85,18 @@ def reciprocal_rank(ranked: Sequence[str], relevant: Collection[str]) -> float:
     return next((1 / place for place, name in enumerate(ranked, 1) if name in relevant), 0.0)
 
 
+def selects(item: Item) -> bool:
+    """Whether the item is about which tools to take."""
+    return item.task.kind in ("selection", "calls") and bool(item.wanted)
+
+
 def ranked(item: Item) -> tuple[list[str], set[str]]:
     """The tools called, in order and each once, and those that are right."""
     return list(dict.fromkeys(call.name for call in item.calls)), {c.name for c in item.wanted}
 
 
 def ranking(function: Callable[..., float], *more: int) -> Metric:
-    return lambda item: (
-        function(*ranked(item), *more) if item.wanted and item.due == "call" else None
-    )
+    return lambda item: function(*ranked(item), *more) if selects(item) else None
 
 
 def part(*names: str, kinds: Collection[str] = ()) -> Metric:
@@ -110,7 +113,7 @@ def part(*names: str, kinds: Collection[str] = ()) -> Metric:
 
 def tool_selection_accuracy(item: Item) -> Value:
     """Exactly the right tools, whatever their arguments."""
-    if item.task.kind not in ("selection", "calls") or not item.wanted:
+    if not selects(item):
         return None
     found, right = ranked(item)
     return float({*found} == right)
@@ -128,6 +131,8 @@ def of_class(name: str, measure: str) -> Metric:
         if item.task.kind != "timing":
             return None
         said, due = item.decision == name, item.due == name
+        if not said and not due:
+            return None
         weights = {"precision": said, "recall": due, "f1": said + due}
         return float(said and due), float(weights[measure])
 
@@ -135,8 +140,8 @@ def of_class(name: str, measure: str) -> Metric:
 
 
 def checked_tools(task: Task) -> tuple[ToolSpec, ...]:
-    """The tools by whose types calls are judged: of Java and JavaScript the declared ones, where the
-    policy is shown text."""
+    """The tools by whose types calls are judged: of Java and JavaScript the declared ones, where
+    the policy is shown text."""
     functions = task.metadata.get("functions") or ()
     return tuple(ToolSpec(f["name"], "", f["parameters"]) for f in functions) or task.tools
 
@@ -159,7 +164,8 @@ def parameter_extraction(item: Item) -> Value:
     if not gold.get("calls") or gold.get("language"):  # of literals in a language, see arguments
         return None
     allowed = gold.get("match") == "allowed"
-    given = [(n, value_key(v)) for call in item.calls for n, v in call.arguments.items()]
+    made = {call_key(call): call for call in item.calls}.values()  # one tried again counts once
+    given = [(n, value_key(v)) for call in made for n, v in call.arguments.items()]
     hits, count, left = 0, 0, list(given)
     for name, value in ((n, v) for call in item.wanted for n, v in call.arguments.items()):
         options = [example(v) for v in value] if allowed else [value]
@@ -169,7 +175,7 @@ def parameter_extraction(item: Item) -> Value:
         elif "" in options and allowed:
             continue  # may be left out
         hits, count = hits + bool(found), count + 1
-    return 2 * hits / (len(given) + count) if given or count else 1.0
+    return 2 * hits / (len(given) + count) if count else None
 
 
 def plan_dag_validity(item: Item) -> Value:
@@ -227,8 +233,6 @@ METRICS: dict[str, Metric] = {
     "latency_per_task": latency_per_task,
 }
 FIVE = tuple(METRICS)[:5]  # the ones an agent is known by
-LOWER_IS_BETTER = ("hallucinated_tool_rate", "over_calling_rate", "tokens_per_task")
-LOWER_IS_BETTER += ("latency_per_task",)
 ALIASES = {"tool_accuracy": "tool_selection_accuracy", "plan_success": "plan_success_rate"}
 ALIASES |= {"efficiency": "step_efficiency", "timing": "timing_precision"}
 
@@ -248,7 +252,9 @@ def measure(item: Item) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def summarise(rows: Sequence[Mapping[str, Any]], names: Iterable[str] = METRICS) -> dict[str, Figure]:
+def summarise(
+    rows: Sequence[Mapping[str, Any]], names: Iterable[str] = METRICS
+) -> dict[str, Figure]:
     """Measured items → a figure a metric, for the metrics that any of them has. Where nothing has
     weight, such as the precision of a decision that was never taken, nothing is known."""
     figures = {}

@@ -1,5 +1,5 @@
-"""Perturbed copies of a benchmark, to tell skill from memory: tools and arguments under other names,
-candidates in another order, more of them.
+"""Perturbed copies of a benchmark, to tell skill from memory: tools and arguments under other
+names, candidates in another order, more of them.
 
 Only what a policy sees is changed, and what it says is changed back: the tasks, the worlds they are
 done in and the rewards stay as they are. A name that the policy was not shown stays unknown.
@@ -52,7 +52,9 @@ class Names:
             return call
         fields = self.arguments.get(call.name, {})
         given = {fields.get(n, f"unknown.{n}"): value for n, value in call.arguments.items()}
-        return replace(call, name=self.tools.get(call.name, f"unknown.{call.name}"), arguments=given)
+        return replace(
+            call, name=self.tools.get(call.name, f"unknown.{call.name}"), arguments=given
+        )
 
     def message(self, message: Message) -> Message:
         calls = tuple(map(self.call, message.tool_calls))
@@ -107,7 +109,9 @@ class Perturbation:
         _, names = self.shown.get(task_id, ((), Names({}, {})))
         return names.back.message(message)
 
-    def tools_of(self, task_id: str, tools: tuple[ToolSpec, ...]) -> tuple[tuple[ToolSpec, ...], Names]:
+    def tools_of(
+        self, task_id: str, tools: tuple[ToolSpec, ...]
+    ) -> tuple[tuple[ToolSpec, ...], Names]:
         if task_id in self.shown:
             return self.shown[task_id]
         chance, names = Random(f"{self.seed} {task_id}"), Names({}, {})
@@ -128,7 +132,9 @@ class Perturbation:
         if task.gold.get("decision") in ("decline", "refuse") or task.gold.get("calls") == []:
             return []
         known, own = {tool.name for tool in tools}, category(task)
-        others = {t.name: t for t, of in self.pool if t.name not in known and (not own or of != own)}
+        others = {
+            t.name: t for t, of in self.pool if t.name not in known and (not own or of != own)
+        }
         return chance.sample([*others.values()], min(MORE, len(others)))
 
 

@@ -1,8 +1,8 @@
 """A customer service with a simulated user (tau-bench, tau2): who plays the user is a policy.
 
 The tools are those that the tasks' own actions show, with the arguments they have there. What is
-looked up by a key is answered from the database beside the tasks; changes are noted, not made, since
-the services' code is not here. `ActionsReward` compares the changes with gold's.
+looked up by a key is answered from the database beside the tasks; changes are noted, not made,
+since the services' code is not here. `ActionsReward` compares the changes with gold's.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def tools_of(tasks: Sequence[Task]) -> tuple[ToolSpec, ...]:
         known = fields.setdefault(action["name"], {})
         known |= {n: {"type": KINDS.get(type(v), "object")} for n, v in action["arguments"].items()}
     return tuple(
-        ToolSpec(name, name.replace("_", " ").capitalize() + ".", {"type": "object", "properties": p})
+        ToolSpec(
+            name, name.replace("_", " ").capitalize() + ".", {"type": "object", "properties": p}
+        )
         for name, p in sorted(fields.items())
     )
 
@@ -116,4 +118,6 @@ def service_task(task: Task, raw: Json, path: Path) -> tuple[Task]:
         raise RowError(task.id, "the user needs tools of its own, which are not here")
     calls = [{"name": a["name"], "arguments": a["arguments"]} for a in actions]
     kept = {key: task.gold.get(key) or [] for key in ("outputs", "communicate_info")}
-    return (Task(task.id, task.instruction, (), kept | {"actions": calls}, "tau", context=task.context),)
+    return (
+        Task(task.id, task.instruction, (), kept | {"actions": calls}, "tau", context=task.context),
+    )

@@ -1,5 +1,5 @@
-"""What can be evaluated: a model's or a run's folder, an adapter, a model by name, a server, a loaded
-model, any policy, or a baseline."""
+"""What can be evaluated: a model's or a run's folder, an adapter, a model by name, a server, a
+loaded model, any policy, or a baseline."""
 
 from __future__ import annotations
 

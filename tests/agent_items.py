@@ -1,0 +1,31 @@
+"""A small agent benchmark and stand-ins for models, shared by the tests of evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sharpen.data.generate.build import Sizes, build_data
+from sharpen.types import Dialog, Message, Sampling, Turn
+
+SIZES = Sizes(dialogs=3, tasks=0.25, extended=0)
+
+
+def built(folder: Path) -> Path:
+    build_data(folder, 3, SIZES, workers=1)
+    return folder
+
+
+class Says:
+    """Answers every dialog with the same message, or with what a function makes of it."""
+
+    def __init__(self, message):
+        self.message = message if callable(message) else lambda _: message
+        self.asked: list[str] = []
+
+    def respond(self, dialogs: Sequence[Dialog], sampling: Sampling) -> list[Turn]:
+        self.asked += [dialog.id for dialog in dialogs]
+        return [Turn(self.message(dialog)) for dialog in dialogs]
+
+
+EMPTY = Message("assistant", "")
