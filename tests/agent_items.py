@@ -1,19 +1,10 @@
-"""A small agent benchmark and stand-ins for models, shared by the tests of evaluation."""
+"""Stand-ins for models, shared by the tests of evaluation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from sharpen.data.generate.build import Sizes, build_data
 from sharpen.types import Dialog, Message, Sampling, Turn
-
-SIZES = Sizes(dialogs=3, tasks=0.25, extended=0)
-
-
-def built(folder: Path) -> Path:
-    build_data(folder, 3, SIZES, workers=1)
-    return folder
 
 
 class Says:

@@ -4,8 +4,8 @@ perturbed; chance is near chance; a memory of names is worth nothing once they a
 from __future__ import annotations
 
 import pytest
-from agent_items import EMPTY, Says, built
 
+from agent_items import EMPTY, Says
 from sharpen.data.sources import AgentTrainingUsage
 from sharpen.evals.baselines import gold_messages
 from sharpen.evals.evaluator import AgentTrainingEvaluator
@@ -17,11 +17,9 @@ ZERO = ("hallucinated_tool_rate", "over_calling_rate")
 FREE = ("tokens_per_task", "latency_per_task", "precision@3", "precision@5")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def data(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SHARPEN_DATA", str(built(tmp_path_factory.mktemp("data") / "built")))
-        yield
+@pytest.fixture(autouse=True)
+def data(agent_data, monkeypatch):
+    monkeypatch.setenv("SHARPEN_DATA", str(agent_data))
 
 
 def found(model, split="test", **options):
@@ -54,7 +52,9 @@ def test_chance_is_near_chance():
 def test_words_beat_chance_and_silence_scores_nothing():
     name, rates = "tool_selection_accuracy", {}
     for kind in ("keyword", "random"):
-        judge = AgentTrainingEvaluator("agent_benchmark/selection:train", options={"general": False})
+        judge = AgentTrainingEvaluator(
+            "agent_benchmark/selection:train", options={"general": False}
+        )
         rates[kind] = judge.evaluate(f"baseline:{kind}")[name]
     assert rates["keyword"]["mean"] > rates["random"]["high"]
     silent, results = found(Says(EMPTY))
