@@ -41,17 +41,14 @@ def evaluate(
     from sharpen.evals.evaluator import AgentTrainingEvaluator
 
     options = load_yaml(None, overrides or []) | {"limit": limit, "general": general, "user": user}
-    options["perturb"] = names(perturb)
-    name = "-".join(part.strip("./").replace("/", "_") for part in (model, benchmark) if part)
-    output = output or Path("runs") / "evaluate" / "-".join(
-        [name.replace(":", "_"), *names(perturb)]
-    )
+    options |= {"perturb": names(perturb), "own_folder": output is None}
+    output = output or Path("runs") / "evaluate"
     judge = AgentTrainingEvaluator(benchmark, output, options=options)
     judge.evaluate(model, metrics=names(metrics) or None, compare=compare)
     show(judge.results)
-    print(f"items and results: {output}")
+    print(f"items and results: {judge.output}")
     if as_json:
-        print(json.dumps({"output": str(output), **judge.results}))
+        print(json.dumps({"output": str(judge.output), **judge.results}))
 
 
 def names(text: str) -> list[str]:
@@ -61,6 +58,7 @@ def names(text: str) -> list[str]:
 def show(results: dict[str, Any]) -> None:
     """A table: every metric with its interval, and what changed."""
     from sharpen.evals.intervals import Difference, Figure
+    from sharpen.evals.metrics import ALIASES
 
     change = results["comparison"]
     print(f"{results['model']} on {results['benchmark']}")
@@ -70,10 +68,9 @@ def show(results: dict[str, Any]) -> None:
         for name, value in figures.items():
             if title and name != "accuracy":
                 continue
-            found = Figure(**value)
+            found, after = Figure(**value), differences.get(ALIASES.get(name, name))
             text = f"{found.mean:9.4f}  [{found.low:.4f}, {found.high:.4f}]  n={found.count}"
-            after = differences.get(name)
-            print(f"  {title + name:26} {text}" + (f"  {Difference(**after)}" if after else ""))
+            print(f"  {title + name:26} {text}  {Difference(**after) if after else ''}".rstrip())
     for reason, count in results["left_out"].items():
         print(f"  left out {count}: {reason}")
     if change.get("general_loss"):

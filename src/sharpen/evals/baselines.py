@@ -93,9 +93,10 @@ def gold_messages(task: Task) -> list[Message]:
         text = "; ".join(map(str, answer)) if task.kind == "set" else str(first(answer))
         text = json.dumps(gold["json"]) if task.kind == "json" else text
     elif gold.get("language"):
-        calls = [call_from_wire(call, task.id) for call in gold["calls"]]
         fields = {f["name"]: f["parameters"]["properties"] for f in task.metadata["functions"]}
-        return [Message("assistant", tool_calls=tuple(in_language(c, fields, gold) for c in calls))]
+        wanted = [call_from_wire(call, task.id) for call in gold["calls"]]
+        made = tuple(in_language(c, fields[c.name], gold["language"]) for c in wanted)
+        return [Message("assistant", tool_calls=made)]
     elif "calls" not in gold and "decision" not in gold:
         made = tuple(ToolCall(name) for name in gold.get("tools") or ())
         return [Message("assistant", tool_calls=made)]
@@ -113,36 +114,25 @@ def first(answer: Any) -> Any:
     return answer[0] if isinstance(answer, list) else answer
 
 
-def in_language(call: ToolCall, fields: Json, gold: Json) -> ToolCall:
-    """Allowed values as the source text of a language."""
-    kinds = fields[call.name]
-    given = {
-        name: literal(value, kinds[name], gold["language"])
-        for name, value in example(call.arguments).items()
-    }
-    return replace(call, arguments=given)
+def in_language(call: ToolCall, fields: Json, language: str) -> ToolCall:
+    """Allowed values as source text of a language."""
+    given = example(call.arguments).items()
+    return replace(call, arguments={n: literal(v, fields[n], language) for n, v in given})
 
 
 def literal(value: Any, field: Json, language: str) -> str:
-    kind, inner = str(field.get("type")), field.get("items") or {}
-    if isinstance(value, bool):
-        return str(value).lower()
+    kind, java = str(field.get("type")), language == "java"
     if isinstance(value, list):
-        items = ", ".join(quoted(literal(v, inner, language), inner, kind) for v in value)
-        java = {"ArrayList": f"new ArrayList<>(Arrays.asList({items}))"}
-        return java.get(kind, f"new int[]{{{items}}}") if language == "java" else f"[{items}]"
+        text = json.dumps(value)[1:-1]
+        listed = f"new ArrayList<>(Arrays.asList({text}))" if kind == "ArrayList" else ""
+        return (listed or f"new int[]{{{text}}}") if java else f"[{text}]"
     if isinstance(value, dict):
-        pairs = {k: json.dumps(v) for k, v in value.items()}
-        if language == "java":
-            puts = " ".join(f'put("{k}", {v});' for k, v in pairs.items())
-            return f"new HashMap<>() {{{{ {puts} }}}}"
-        return f"{{{', '.join(f'{k}: {v}' for k, v in pairs.items())}}}"
-    ends = {"long": "L", "float": "f" if language == "java" else "", "Bigint": "n"}
-    return str(value) + (ends.get(kind, "") if not isinstance(value, str) else "")
-
-
-def quoted(text: str, field: Json, kind: str) -> str:
-    return f'"{text}"' if field.get("type") in ("String", "string") and kind != "Array" else text
+        puts = " ".join(f"put({json.dumps(k)}, {json.dumps(v)});" for k, v in value.items())
+        return f"new HashMap<>() {{{{ {puts} }}}}" if java else json.dumps(value)
+    if isinstance(value, str):
+        return value
+    ends = {"long": "L", "float": "f" * java, "Bigint": "n"}
+    return json.dumps(value) + ends.get(kind, "")
 
 
 class Random(Baseline):

@@ -3,6 +3,7 @@ intervals, and the same against another evaluation, item by item."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -84,6 +85,7 @@ class EvaluateOptions(Config):
     seed: int = 0
     api_key_env: str = ""
     user: str = ""  # the model that plays the user, where a benchmark has one
+    own_folder: bool = False  # each evaluation in one of its own below `output`
 
 
 class AgentTrainingEvaluator:
@@ -101,7 +103,8 @@ class AgentTrainingEvaluator:
         if not isinstance(options, EvaluateOptions):
             options = parse_config(EvaluateOptions, options or {}, "evaluate")
         self.loader, self.options, self.tokenizer = benchmark_loader, options, tokenizer
-        self.output, self.results = Path(output) if output else None, dict[str, Any]()
+        self.root = self.output = Path(output) if output else None
+        self.results: Json = {}
         self.items: list[list[Json]] = []  # records of the benchmark, and of the general set
 
     def evaluate(
@@ -119,6 +122,9 @@ class AgentTrainingEvaluator:
         suites += [load_benchmark(GENERAL)] if also else []
         config = self.config(subject, suites)
         before = Before(compare, config) if compare else None
+        if self.root and self.options.own_folder:
+            name = re.sub(r"[^\w.-]+", "_", f"{Path(subject.name).name}-{suites[0].name}")
+            self.output = self.root / f"{name}-{config.hash()[:8]}"
         self.items = rows = self.answers(subject, suites, config)
         main = [row["metrics"] for row in rows[0]]
         figures = summarise(main)
@@ -161,6 +167,7 @@ class AgentTrainingEvaluator:
             weights=subject.digest,
             code=code_digest(),
             perturb=options.perturb,
+            user=options.user,
             max_tokens=options.max_tokens,
             temperature=options.temperature,
             seed=options.seed,

@@ -84,8 +84,8 @@ class Difference:
     test: str
 
     def __str__(self) -> str:
-        ends = f"[{self.low:+.1%}, {self.high:+.1%}]"
-        return f"{self.difference:+.1%} {ends} p={self.p:.3g} ({self.test}, n={self.count})"
+        ends = f"[{self.low:+.4f}, {self.high:+.4f}]"
+        return f"{self.difference:+.4f} {ends} p={self.p:.3g} ({self.test}, n={self.count})"
 
 
 def paired(before: Sequence[float], after: Sequence[float]) -> Difference:

@@ -37,7 +37,9 @@ from sharpen.types import (
 )
 
 CHUNK = 32  # tasks between two progress reports
+NO_USER = "the simulated user"  # how its failure begins
 OWN_FAULT = re.compile(r"HTTP (?:400|413|422)\b")  # the request's; others are the server's
+OBJECT = "object "  # how the hash of a policy in memory begins
 Answered = tuple[Task, Trajectory, Score]
 
 
@@ -105,6 +107,7 @@ class EvaluationConfig(Config):
     weights: str  # hash; empty where it cannot be told, as of a server
     code: str  # hash of what scores
     perturb: tuple[str, ...] = ()
+    user: str = ""
     max_tokens: int = 0
     temperature: float = 0.0
     seed: int = 0
@@ -125,8 +128,9 @@ class Items:
     def __init__(self, folder: Path | None, config: EvaluationConfig):
         self.rows: dict[tuple[str, str], Json] = {}
         self.file = folder and folder / "items.jsonl"
-        self.cached = records.cache_folder() / "evaluations" / f"{config.hash()}.jsonl"
-        self.cached = self.cached if config.weights and folder else None
+        self.cached: Path | None = records.cache_folder() / "evaluations" / f"{config.hash()}.jsonl"
+        if not folder or not config.weights or config.weights.startswith(OBJECT):
+            self.cached = None  # nobody can tell that it will be the same model
         if not folder or not self.file:
             return
         records.RunFolder(folder, config)
@@ -176,5 +180,8 @@ def collect(
 def unanswered(trajectory: Trajectory) -> str:
     """Why there is no answer to score, where that is not the item's own fault."""
     error = trajectory.turns[-1].error if trajectory.turns else ""
+    told = str(trajectory.metadata.get("error", ""))
+    if trajectory.stop is StopReason.ENVIRONMENT_ERROR and NO_USER in told:
+        return told
     lost = trajectory.stop is StopReason.POLICY_ERROR and not OWN_FAULT.match(error)
     return (error or "no answer") if lost else ""

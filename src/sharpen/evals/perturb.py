@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from random import Random
 from typing import Any
 
 from sharpen.types import (
     Dialog,
-    Json,
     Message,
     Policy,
     Sampling,
@@ -30,57 +28,42 @@ WAYS = ("rename", "shuffle", "distract")
 MORE = 5  # distractors
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Names:
-    """Other names of a task's tools and of their arguments."""
+    """Other names of a task's tools, and by tool of their arguments."""
 
     tools: Mapping[str, str]
-    arguments: Mapping[str, Mapping[str, str]]  # by the tool's own name
+    arguments: Mapping[str, Mapping[str, str]]
 
-    @cached_property
     def back(self) -> Names:
-        own = {new: old for old, new in self.tools.items()}
-        fields = {
-            self.tools[tool]: {new: old for old, new in names.items()}
-            for tool, names in self.arguments.items()
-        }
-        return Names(own, fields)
+        def inverse(names: Mapping[str, str]) -> dict[str, str]:
+            return {new: old for old, new in names.items()}
 
-    def call(self, call: ToolCall) -> ToolCall:
-        """A call under the other names; one that has none is nobody's."""
-        if not self.tools:
-            return call
-        fields = self.arguments.get(call.name, {})
-        given = {fields.get(n, f"unknown.{n}"): value for n, value in call.arguments.items()}
-        return replace(
-            call, name=self.tools.get(call.name, f"unknown.{call.name}"), arguments=given
-        )
+        fields = {self.tools[tool]: inverse(names) for tool, names in self.arguments.items()}
+        return Names(inverse(self.tools), fields)
 
-    def message(self, message: Message) -> Message:
-        calls = tuple(map(self.call, message.tool_calls))
+    def message(self, message: Message, unknown: str = "") -> Message:
+        """With the other names; before one that has none stands `unknown`."""
+        made = []
+        for call in message.tool_calls:
+            fields, name = self.arguments.get(call.name, {}), unknown + call.name
+            given = {fields.get(n, unknown + n): value for n, value in call.arguments.items()}
+            made.append(ToolCall(self.tools.get(call.name, name), given, call.id))
         name = self.tools.get(message.name, message.name)
-        return replace(message, tool_calls=calls, name=name)
+        return replace(message, tool_calls=tuple(made), name=name)
 
     def tool(self, tool: ToolSpec) -> ToolSpec:
-        """What a name said is kept where the description says nothing."""
-        fields = self.arguments.get(tool.name, {})
-        shape = renamed(tool.parameters, fields)
-        text = tool.description or tool.name.replace("_", " ").replace(".", " ")
-        return ToolSpec(self.tools[tool.name], text, shape)
+        """What a name said is kept where no description says it."""
+        names, shape = self.arguments[tool.name], dict(tool.parameters)
+        fields = (shape.get("properties") or {}).items()
+        shape["properties"] = {names[n]: {"description": spelt(n), **(f or {})} for n, f in fields}
+        if shape.get("required"):
+            shape["required"] = [names.get(name, name) for name in shape["required"]]
+        return ToolSpec(self.tools[tool.name], tool.description or spelt(tool.name), shape)
 
 
-def renamed(schema: Json, names: Mapping[str, str]) -> Json:
-    fields = schema.get("properties") or {}
-    described = {
-        names[name]: {"description": name.replace("_", " "), **field}
-        if isinstance(field, dict)
-        else field
-        for name, field in fields.items()
-    }
-    out = schema | {"properties": described}
-    if schema.get("required"):
-        out["required"] = [names.get(name, name) for name in schema["required"]]
-    return out
+def spelt(name: str) -> str:
+    return name.replace("_", " ").replace(".", " ")
 
 
 class Perturbation:
@@ -96,40 +79,35 @@ class Perturbation:
     def dialog(self, dialog: Dialog) -> Dialog:
         if not self.ways or dialog.id not in self.tasks or not dialog.tools:
             return dialog
-        tools, names = self.tools_of(dialog.id, dialog.tools)
-        messages = tuple(map(names.message, dialog.messages))
-        return replace(dialog, tools=tools, messages=messages)
+        if dialog.id not in self.shown:
+            self.shown[dialog.id] = self.draw(self.tasks[dialog.id], dialog.tools)
+        tools, names = self.shown[dialog.id]
+        return replace(dialog, tools=tools, messages=tuple(map(names.message, dialog.messages)))
 
     def outward(self, task_id: str, message: Message) -> Message:
         """What one who knows the task says, in the words of the perturbed copy."""
-        _, names = self.shown.get(task_id, ((), Names({}, {})))
-        return names.message(message)
+        return self.shown[task_id][1].message(message) if task_id in self.shown else message
 
     def inward(self, task_id: str, message: Message) -> Message:
         _, names = self.shown.get(task_id, ((), Names({}, {})))
-        return names.back.message(message)
+        return names.back().message(message, "unknown.") if names.tools else message
 
-    def tools_of(
-        self, task_id: str, tools: tuple[ToolSpec, ...]
-    ) -> tuple[tuple[ToolSpec, ...], Names]:
-        if task_id in self.shown:
-            return self.shown[task_id]
-        chance, names = Random(f"{self.seed} {task_id}"), Names({}, {})
+    def draw(self, task: Task, tools: Sequence[ToolSpec]) -> tuple[tuple[ToolSpec, ...], Names]:
+        chance, names = Random(f"{self.seed} {task.id}"), Names({}, {})
         if "distract" in self.ways:
-            tools = (*tools, *self.distractors(self.tasks[task_id], tools, chance))
+            tools = [*tools, *self.distractors(task, tools, chance)]
         if "shuffle" in self.ways:
-            tools = tuple(chance.sample(tools, len(tools)))
+            tools = chance.sample(tools, len(tools))
         if "rename" in self.ways:
             numbers = chance.sample(range(100, 1000), len(tools))
             own = {tool.name: f"tool_{n}" for tool, n in zip(tools, numbers, strict=True)}
             names = Names(own, {tool.name: fields_of(tool) for tool in tools})
-            tools = tuple(map(names.tool, tools))
-        self.shown[task_id] = tools, names
-        return tools, names
+            tools = [*map(names.tool, tools)]
+        return tuple(tools), names
 
     def distractors(self, task: Task, tools: Sequence[ToolSpec], chance: Random) -> list[ToolSpec]:
         """Tools of other categories; none where it is right that no tool fits."""
-        if task.gold.get("decision") in ("decline", "refuse") or task.gold.get("calls") == []:
+        if task.gold.get("decision") == "decline" or task.gold.get("calls") == []:
             return []
         known, own = {tool.name for tool in tools}, category(task)
         others = {

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.calls import compact_json
+from sharpen.evals.items import NO_USER
 from sharpen.rewards.graphs import READS
 from sharpen.rollout import MakeEnvironment
 from sharpen.types import (
@@ -69,7 +70,7 @@ class SimulatedService:
         self.heard.append(Message("user", words))
         (turn,) = self.user.respond([Dialog(tuple(self.heard))], SAID)
         if turn.stop is StopReason.POLICY_ERROR:
-            raise SharpenError(f"the simulated user: {turn.error}")
+            raise SharpenError(f"{NO_USER}: {turn.error}")
         self.heard.append(Message("assistant", turn.message.content))
         return turn.message.content.strip() or OVER
 

@@ -4,6 +4,7 @@ loaded model, any policy, or a baseline."""
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from sharpen import records
 from sharpen.evals.baselines import BASELINES, Outward
+from sharpen.evals.items import OBJECT
 from sharpen.models.find import MANIFEST, find_model
 from sharpen.render import Renderer
 from sharpen.types import Policy, SharpenError, Task
@@ -28,7 +30,7 @@ class Subject:
 def find_subject(model: Any, tokenizer: Any = None, api_key_env: str = "") -> Subject:
     """`baseline:gold`, `http://host:8000/v1#model`, a folder, a name, a model or a policy."""
     if hasattr(model, "respond"):
-        return Subject(type(model).__name__, "", lambda *_: model)
+        return Subject(type(model).__name__, f"{OBJECT}{os.getpid()} {id(model)}", lambda *_: model)
     if hasattr(model, "named_parameters"):
         return loaded(model, tokenizer)
     name = str(model)
