@@ -189,3 +189,27 @@ def test_items_have_names_of_their_own():
     assert [task.id for task in unique([Task("a", ""), Task("b", ""), Task("a", "")])] == [
         "a", "b", "a#2"
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_math_scores_equal_math_verify(shared_data):
+    """Boxed answers to GSM8K, right and wrong in many forms, judged by the benchmark and by the
+    library itself."""
+    from math_verify import parse, verify
+
+    suite = load_benchmark(f"gsm8k:{shared_data / 'gsm8k/train.jsonl'}")
+    forms = ("{a}", "{a}.0", "{a}.5", "{b}", "-{a}", r"\frac{{{c}}}{{2}}", "{a}+0", "{d}-{a}", "x")
+    tasks, verdicts, ours = suite.tasks[:40], [], []
+    for form in forms:
+        said, wanted = {}, {}
+        for task in tasks:
+            a = int(task.gold["answer"])
+            filled = form.format(a=a, b=a + 1, c=2 * a, d=2 * a)
+            said[task.id] = f"So it is \\boxed{{{filled}}}."
+            wanted[task.id] = bool(verify(parse(f"\\boxed{{{a}}}"), parse(said[task.id])))
+        speaker = Says(lambda dialog, said=said: Message("assistant", said[dialog.id]))
+        judge = AgentTrainingEvaluator(suite, options={"general": False, "limit": len(tasks)})
+        judge.evaluate(speaker)
+        ours += [row["metrics"]["accuracy"] == 1 for row in judge.items[0]]
+        verdicts += [wanted[task.id] for task in tasks]
+    assert ours == verdicts and 0.3 < sum(verdicts) / len(verdicts) < 0.8

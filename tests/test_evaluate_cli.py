@@ -63,17 +63,16 @@ def test_a_table_a_comparison_and_a_loss(sharpen):
     assert {"id", "part", "metrics", "messages", "decision", "parts"} <= set(row)
 
 
-def test_garbage_scores_nothing_and_is_asked_once(sharpen, pico_folder, tmp_path):
+def test_garbage_scores_nothing_and_is_asked_once(sharpen, pico_folder):
     command = ["evaluate", "--model", str(pico_folder), "--limit", "6", "--no-general"]
-    command += ["--output", "pico", "--json", "max_tokens=24"]
-    code, out, _ = sharpen(*command, "--benchmark", SELECTION)
-    figure = last(out)["metrics"]["tool_selection_accuracy"]
+    command += ["--output", "pico", "--json", "max_tokens=24", "--benchmark"]
+    code, out, _ = sharpen(*command, "agent_benchmark/timing:test")
+    figure = last(out)["metrics"]["timing_precision"]
     assert code == 0 and figure["mean"] == 0.0 and figure["count"] == 6 == len(items("pico"))
     written = Path("pico/items.jsonl").read_bytes()
-    assert sharpen(*command, "--benchmark", SELECTION)[0] == 0
+    assert sharpen(*command, "agent_benchmark/timing:test")[0] == 0
     assert Path("pico/items.jsonl").read_bytes() == written
-    other = [*command, "--benchmark", "agent_benchmark/timing:test"]
-    code, _, err = sharpen(*other)
+    code, _, err = sharpen(*command, SELECTION)
     assert code == 2 and "pico: holds a run with another config (benchmark:" in err
 
 

@@ -15,7 +15,17 @@ from typing import Any
 from sharpen.evals.intervals import Figure, bootstrapped
 from sharpen.rewards.agent import ASKS, LOOKED_AT, REFUSES, PlanEvaluator
 from sharpen.rewards.calls import ToolCallEvaluator, as_call, call_key, value_key
-from sharpen.types import Score, SharpenError, Task, ToolCall, ToolSpec, Trajectory
+from sharpen.types import (
+    Message,
+    Score,
+    SharpenError,
+    StopReason,
+    Task,
+    ToolCall,
+    ToolSpec,
+    Trajectory,
+    Turn,
+)
 from sharpen.world.gold import example
 
 DECISIONS = ("call", "ask", "answer", "decline")
@@ -45,13 +55,13 @@ class Item:
 
     @cached_property
     def decision(self) -> str:
-        """What the first answer decided; nothing at all is no decision."""
-        message = self.trajectory.turns[0].message if self.trajectory.turns else None
-        if message is None or not (message.content.strip() or message.tool_calls):
-            return "call" if message and message.unparsed else ""
-        text = message.content[:LOOKED_AT]
-        if message.tool_calls or message.unparsed:
+        """What the first answer decided; silence and words without an end decide nothing."""
+        first = self.trajectory.turns[0] if self.trajectory.turns else Turn(Message("assistant"))
+        if first.message.tool_calls or first.message.unparsed:
             return "call"
+        text = first.message.content[:LOOKED_AT]
+        if not text.strip() or first.stop is not StopReason.ANSWERED:
+            return ""
         return "ask" if ASKS.search(text) else "decline" if REFUSES.search(text) else "answer"
 
     @cached_property

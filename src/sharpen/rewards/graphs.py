@@ -133,16 +133,14 @@ class ActionsReward:
     def score(self, task: Task, trajectory: Trajectory) -> Score:
         made = [call for turn in trajectory.turns for call in turn.message.tool_calls]
         gold = [call_from_wire(call, task.id, "gold.actions") for call in task.gold["actions"]]
-        judge, said = (
-            ToolCallEvaluator(task.tools),
-            " ".join(turn.message.content for turn in trajectory.turns).replace(",", ""),
-        )
+        judge, texts = ToolCallEvaluator(task.tools), [t.message.content for t in trajectory.turns]
+        said = " ".join(texts).replace(",", "").casefold()
         changes, due = (
             [call for call in calls if not READS.match(call.name)] for calls in (made, gold)
         )
         right = float(judge.evaluate_calls(changes, due)["overall_correct"])
         outputs = task.gold.get("outputs") or task.gold.get("communicate_info") or []
-        told = float(all(str(each).replace(",", "") in said for each in outputs))
+        told = float(all(str(each).replace(",", "").casefold() in said for each in outputs))
         spoke = float(bool(made) or bool(said.strip()))  # nothing at all solves nothing
         parts = {"actions_right": right, "outputs_told": told, "success": right * told * spoke}
         parts["action_recall"] = spoke * judge.evaluate_calls(made, gold)["recall"]
