@@ -40,6 +40,8 @@ _PUBLIC = {
     **dict.fromkeys(
         ("RLVRHackingDetector", "RLVRRewardShaping", "HackingMonitor"), "sharpen.rewards.hacking"
     ),
+    **dict.fromkeys(("AgentTrainingEvaluator", "EvaluateOptions"), "sharpen.evals.evaluator"),
+    "evaluate_merged": "sharpen.evals.abilities",
     "ModelConfig": "sharpen.models.load",
     "LoRAConfig": "sharpen.models.load",
     **dict.fromkeys(
