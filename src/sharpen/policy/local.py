@@ -46,7 +46,9 @@ class LocalPolicy:
 
         names = tuple(sorted(tool.name for tool in tools))
         if self.grammars.get(names, (None,))[0] != tools:
-            self.grammars[names] = tools, CallGrammar(self.renderer.tokenizer, tools)
+            width = self.engine.slots.head.weight.shape[0]
+            found = CallGrammar(self.renderer.tokenizer, tools, self.renderer.stop_ids, width)
+            self.grammars[names] = tools, found
         return self.grammars[names][1]
 
     def respond(self, dialogs: Sequence[Dialog], sampling: Sampling) -> list[Turn]:
