@@ -23,7 +23,13 @@ from sharpen.types import (
     Turn,
 )
 
-ENVIRONMENTS = {"toolworld": ("sharpen.envs.toolworld", "ToolWorld")}
+ENVIRONMENTS = {
+    "toolworld": ("sharpen.envs.toolworld", "ToolWorld"),
+    "python": ("sharpen.envs.python", "PythonTools"),
+    "math": ("sharpen.envs.math", "Mathematics"),
+    "code": ("sharpen.envs.code", "Programming"),
+    "sql": ("sharpen.envs.sql", "SQL"),
+}
 MakeEnvironment = Callable[[], Environment]
 
 
