@@ -1,4 +1,4 @@
-"""Environments: in each, gold solves the task and nothing fails it; limits are kept, failures told."""
+"""Environments: in each, gold solves the task and nothing fails it; limits are kept and told."""
 
 from __future__ import annotations
 
