@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from sharpen.data.sources import read_tasks
 from sharpen.envs.python import PythonTools
 from sharpen.rewards.verifiable import VerifiableRewardCalculator
 from sharpen.rollout import find_environment, rollout
@@ -95,6 +96,26 @@ def test_gold_solves_and_nothing_fails(case):
             assert turn.results and '"error"' not in turn.results[0].content
         assert reward.score(task, solved).parts["correctness"] == 1
         assert reward.score(task, failed).parts["correctness"] == 0
+
+
+def test_every_task_finds_its_own_environment(own):
+    world = next(iter(read_tasks("procedural/tools:train?count=1")))
+    kinds = {
+        "SQL": CASES["sql state"][0],
+        "ToolWorld": world,
+        "Mathematics": CASES["math"][0],
+        "Programming": CODE,
+        "PythonTools": Task("p", "", metadata={"python_tools": own}),
+        "NoneType": replace(world, kind="propose"),
+    }
+    for name, task in kinds.items():
+        environment = find_environment("auto")()
+        environment.reset(task)
+        assert type(environment.inner).__name__ == name  # type: ignore[attr-defined]
+    assert environment.step(say("x")) == ((), StopReason.ANSWERED)
+    for case in CASES.values():
+        found = walk(case[0], *case[1], env=find_environment("auto"))
+        assert found.stop is StopReason.ANSWERED and len(found.turns) == len(case[1])
 
 
 def test_tools_of_code_and_math_really_run():

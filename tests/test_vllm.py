@@ -11,11 +11,12 @@ import pytest
 
 from sharpen.models.load import ModelConfig
 from sharpen.policy.local import LocalPolicy
-from sharpen.policy.vllm import VLLMLimits, VLLMPolicy
+from sharpen.policy.remote import RemoteLimits
+from sharpen.policy.vllm import VLLMPolicy
 from sharpen.types import Dialog, Message, Sampling, SharpenError, StopReason, ToolSpec
 from vllm_server import VLLMServer
 
-QUICK = VLLMLimits(timeout_s=5, backoff_s=0.01, attempts=3)
+QUICK = RemoteLimits(timeout_s=5, backoff_s=0.01, attempts=3)
 ASK = [Dialog((Message("user", f"hello {i}"),)) for i in range(6)]
 WARM = Sampling(12, 0.8, seed=5)
 

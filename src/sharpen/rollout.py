@@ -29,6 +29,7 @@ ENVIRONMENTS = {
     "math": ("sharpen.envs.math", "Mathematics"),
     "code": ("sharpen.envs.code", "Programming"),
     "sql": ("sharpen.envs.sql", "SQL"),
+    "auto": ("sharpen.envs.auto", "Auto"),  # by the task
 }
 MakeEnvironment = Callable[[], Environment]
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from pydantic import Field
 
 from sharpen.calls import compact_json
 from sharpen.policy.local import respond
@@ -39,13 +38,8 @@ from sharpen.types import Dialog, Json, Sampled, Sampling, SharpenError, StopRea
 GENERATE, MODELS = "/inference/v1/generate", "/v1/models"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 NO_LOGPROB = -9999.0  # what the server sends where it has none
-
-
-class VLLMLimits(RemoteLimits):
-    """The server queues and batches by itself: it is given everything at once."""
-
-    concurrency: int = Field(1024, ge=1)
-    timeout_s: float = Field(600.0, gt=0)
+# The server queues and batches by itself: it is given everything at once.
+LIMITS = RemoteLimits(concurrency=1024, timeout_s=600.0)
 
 
 class VLLMPolicy:
@@ -59,16 +53,17 @@ class VLLMPolicy:
         renderer: Renderer,
         adapter: str | Path = "",
         api_key_env: str = "",
-        limits: VLLMLimits | None = None,
+        limits: RemoteLimits = LIMITS,
     ):
         self.url, self.model, self.renderer = checked_url(url), model, renderer
-        self.key, self.limits = key_from(api_key_env), limits or VLLMLimits()
+        self.api_key_env, self.limits = api_key_env, limits
         self.serving, self.digest = model, ""  # the name that answers, its adapter's SHA-256
         self.under_way: dict[Future[Any], Hashable] = {}
         self.refused: list[tuple[Any, Sampled]] = []
         self.gate = asyncio.Semaphore(self.limits.concurrency)
+        headers = bearer(key_from(api_key_env))
         pool = httpx2.Limits(max_connections=self.limits.concurrency)
-        self.client = httpx2.AsyncClient(headers=bearer(self.key), timeout=None, limits=pool)
+        self.client = httpx2.AsyncClient(headers=headers, timeout=None, limits=pool)
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True, name="vllm").start()
         cards = self.served()
@@ -79,8 +74,6 @@ class VLLMPolicy:
         self.check_logprobs()
         if adapter:
             self.load_adapter(adapter)
-
-    # Sampling -------------------------------------------------------------------------------------
 
     def respond(self, dialogs: Sequence[Dialog], sampling: Sampling) -> list[Turn]:
         return respond(self, dialogs, sampling)
@@ -94,10 +87,8 @@ class VLLMPolicy:
     ) -> None:
         if sampling.constrained and tools:
             raise SharpenError("constrained decoding: the vLLM policy has none; use a local model")
-        length = len(prompt) + sampling.max_tokens
-        if self.context and length > self.context:
-            why = f"{len(prompt)} tokens and {sampling.max_tokens} for the answer: "
-            why += f"over {self.context}"
+        if len(prompt) + sampling.max_tokens > (self.context or math.inf):
+            why = f"{len(prompt)} + {sampling.max_tokens} tokens: over {self.context}"
             self.refused.append((key, Sampled((), (), StopReason.CONTEXT, why)))
             return
         answer = self.send(GENERATE, self.body(prompt, sampling), self.reader(sampling))
@@ -111,7 +102,7 @@ class VLLMPolicy:
                 try:
                     sampled = answer.result()
                 except Refused as refusal:
-                    sampled = Sampled((), (), *failure_of(refusal, self.key))
+                    sampled = Sampled((), (), *failure_of(refusal, key_from(self.api_key_env)))
                 done.append((self.under_way.pop(answer), sampled))
         return done
 
@@ -156,8 +147,6 @@ class VLLMPolicy:
             fix = "start it with --logprobs-mode processed_logprobs"
             raise SharpenError(f"vLLM at {self.url}: its log-probabilities are raw; {fix}")
 
-    # Adapters -------------------------------------------------------------------------------------
-
     def load_adapter(self, folder: str | Path) -> str:
         """Answer with another adapter from now on; returns the name it is served under. An adapter
         whose files did not change is an error: a learner's step would be lost unseen."""
@@ -185,8 +174,6 @@ class VLLMPolicy:
         """The cards of what the server offers, by name."""
         return {card["id"]: card for card in json.loads(self.ask(MODELS))["data"]}
 
-    # Requests -------------------------------------------------------------------------------------
-
     def send(self, route: str, body: Json | None, read: Callable[[bytes], Any]) -> Future[Any]:
         work = asked(self.client, self.gate, self.limits, self.url + route, body, read)
         return asyncio.run_coroutine_threadsafe(work, self.loop)
@@ -198,7 +185,7 @@ class VLLMPolicy:
         try:
             return self.send(route, body, read).result()
         except Refused as refusal:
-            reason = failure_of(refusal, self.key)[1]
+            reason = failure_of(refusal, key_from(self.api_key_env))[1]
             raise SharpenError(f"vLLM at {self.url}{route}: {reason}") from None
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ follows from the seed, the number of draws and what was reported, all of which `
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -60,16 +60,12 @@ class Curriculum:
             follow(self.by_level, self.tasks[name].difficulty, float(rate))
 
     def state(self) -> Json:
-        return {
-            "draws": self.draws,
-            "by_task": listed(self.by_task),
-            "by_level": listed(self.by_level),
-        }
+        return {"draws": self.draws, "by_task": {**self.by_task}, "by_level": {**self.by_level}}
 
     def load_state(self, state: Json) -> None:
         self.draws = state["draws"]
         self.by_task, self.by_level = (
-            {name: (float(rate), int(reports)) for name, (rate, reports) in state[part].items()}
+            {name: (rate, reports) for name, (rate, reports) in state[part].items()}
             for part in ("by_task", "by_level")
         )
 
@@ -84,7 +80,3 @@ def follow(running: Running, name: str, rate: float) -> None:
     """A mean at first; later one that forgets, for the policy moves."""
     before, reports = running.get(name, (0.0, 0))
     running[name] = before + (rate - before) * max(LATEST, 1 / (reports + 1)), reports + 1
-
-
-def listed(running: Mapping[str, tuple[float, int]]) -> dict[str, list[float]]:
-    return {name: list(values) for name, values in running.items()}

@@ -3,8 +3,8 @@
 A proposal is a program whose output is to be foretold, or a request with the calls that fulfil it.
 It counts once it was executed: the program in the sandbox, the calls in the tool world. The
 proposer's reward is highest where the solver passes half the time; what cannot be verified, and
-what was proposed before, gets 0. `SelfPlay` is the reward of both roles and `make` the environment
-of both, so that one loop can train on `propose(…)` and on `learnable()` side by side.
+what was proposed before, gets 0. `SelfPlay` is the reward of both roles and `envs/auto.py` the
+environment of both: one loop can train on `propose(…)` and on `learnable()` side by side.
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ import ast
 import hashlib
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from sharpen.calls import compact_json
 from sharpen.config import one_line
 from sharpen.data.generate.scene import split_categories
+from sharpen.envs.auto import Auto
 from sharpen.envs.python import sandbox
-from sharpen.envs.toolworld import ToolWorld
 from sharpen.rewards.code import fenced
 from sharpen.rewards.verifiable import VerifiableRewardCalculator
-from sharpen.rollout import OneTurn, rollout
+from sharpen.rollout import rollout
 from sharpen.rows import task_from_row, task_to_row
 from sharpen.train.experience import UNTRUE
 from sharpen.types import (
-    Dialog,
-    Environment,
     Json,
     Message,
     Policy,
@@ -36,9 +34,7 @@ from sharpen.types import (
     Sampling,
     Score,
     SharpenError,
-    StopReason,
     Task,
-    ToolCall,
     Trajectory,
 )
 from sharpen.world.episode import World, shipped_world
@@ -57,19 +53,12 @@ REQUEST = """Think of a request that somebody could have and that one or two of 
 Write the request in words, with every value that is needed, and behind it the right calls. Make it
 neither easy nor impossible to find the calls."""
 ASKED = "What does this program print?\n```python\n{}\n```"
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A task that was executed, and what tells it from others."""
-
-    task: Task
-    key: str
+Verified = tuple[str, Task]  # what tells a proposal from others, and the task that it is
 
 
 class SelfPlay:
     """`solver` may be the same policy as the proposer; it answers each proposal `samples` times.
-    Not thread-safe policies are safe here: one proposal is scored at a time."""
+    One proposal is scored at a time: policies need not be safe for threads."""
 
     def __init__(
         self,
@@ -88,51 +77,46 @@ class SelfPlay:
         self.asked = 0
         self.found: dict[str, tuple[Task, float]] = {}  # key → proposed task, pass rate
 
-    # The proposer's tasks -------------------------------------------------------------------------
-
     def propose(self, count: int) -> list[Task]:
-        """The next prompts for the proposer, programs and requests in turn. Each shows a task that
-        was about right, once there is one."""
-        tasks = []
-        for number in range(self.asked, self.asked + count):
-            rng = seeded("propose", self.seed, number)
-            liked = [t for t, rate in self.found.values() if 0 < rate < 1 and t.kind == "exact"]
-            name, example = f"propose-{self.seed}-{number}", rng.choice(liked) if liked else None
-            if number % 2 == 0:
-                shown = f"\n\nThis one was right:\n{example.instruction}" if example else ""
-                tasks.append(Task(name, PROGRAM + shown, kind=PROPOSE))
-                continue
-            category = rng.choice(self.categories)
-            tools = rng.sample([*self.world.domain(category).tools.values()], OFFERED)
-            gold = {"categories": [category], "seed": rng.randrange(1 << 30), "family": "train"}
-            specs = tuple(tool.spec for tool in tools)
-            tasks.append(Task(name, REQUEST, specs, gold, PROPOSE))
+        """The next prompts for the proposer, programs and requests in turn. One for a program shows
+        a task that was about right, once there is one."""
         self.asked += count
-        return tasks
+        return [self.prompt(number) for number in range(self.asked - count, self.asked)]
+
+    def prompt(self, number: int) -> Task:
+        rng, name = seeded("propose", self.seed, number), f"propose-{self.seed}-{number}"
+        if number % 2 == 0:
+            liked = [task.instruction for task in self.learnable() if task.kind == "exact"]
+            shown = f"\n\nThis one was right:\n{rng.choice(liked)}" if liked else ""
+            return Task(name, PROGRAM + shown, kind=PROPOSE)
+        category = rng.choice(self.categories)
+        tools = rng.sample([*self.world.domain(category).tools.values()], OFFERED)
+        gold = {"categories": [category], "seed": rng.randrange(1 << 30), "family": "train"}
+        return Task(name, REQUEST, tuple(tool.spec for tool in tools), gold, PROPOSE)
 
     def learnable(self) -> list[Task]:
         """Verified proposals that the solver sometimes passes: its own tasks."""
         return [task for task, rate in self.found.values() if 0 < rate < 1]
 
-    def make(self) -> Environment:
-        return Stage(self.world)
-
-    # The reward of both ---------------------------------------------------------------------------
+    def make(self) -> Auto:
+        return Auto(self.world)
 
     def score(self, task: Task, trajectory: Trajectory) -> Score:
         if task.kind != PROPOSE:
             return self.reward.score(task, trajectory)
         said = trajectory.turns[-1].message if trajectory.turns else Message("assistant")
         with self.lock:
-            proposal = verified(task, said, self.world)
-            if isinstance(proposal, str):
-                return Score(0.0, {"valid": 0.0}, proposal)
-            if proposal.key in self.found:
+            acts = "categories" in task.gold
+            found = request(task, said, self.world) if acts else program(said.content)
+            if isinstance(found, str):
+                return Score(0.0, {"valid": 0.0}, found)
+            key, made = found
+            if key in self.found:
                 return Score(0.0, {"valid": 1.0, "new": 0.0}, "proposed before")
-            rate = self.pass_rate(proposal.task)
-            self.found[proposal.key] = proposal.task, rate
+            rate = self.pass_rate(made)
+            self.found[key] = made, rate
         parts = {"valid": 1.0, "new": 1.0, "pass_rate": rate}
-        return Score(1 - abs(2 * rate - 1), parts, proposal.task.instruction[:200])
+        return Score(1 - abs(2 * rate - 1), parts, made.instruction[:200])
 
     def pass_rate(self, task: Task) -> float:
         """The share of the solver's answers that are right; a server's failure says nothing."""
@@ -152,32 +136,8 @@ class SelfPlay:
         self.found = {k: (task_from_row(row), rate) for k, (row, rate) in state["found"].items()}
 
 
-class Stage:
-    """A proposal ends with its first message; what was proposed is solved where it belongs."""
-
-    def __init__(self, world: World):
-        self.world = world
-        self.inner: Any = OneTurn()
-
-    def reset(self, task: Task) -> Dialog:
-        acts = task.kind == "tool_state"
-        self.inner = ToolWorld(self.world) if acts else OneTurn()
-        return self.inner.reset(task)
-
-    def step(self, message: Message) -> tuple[tuple[Message, ...], StopReason | None]:
-        return self.inner.step(message)
-
-
-# Verification by execution -----------------------------------------------------------------------
-
-
-def verified(task: Task, said: Message, world: World) -> Proposal | str:
-    """What was proposed, or why it is no task."""
-    return verified_calls(task, said, world) if "categories" in task.gold else program(said.content)
-
-
-def program(text: str) -> Proposal | str:
-    """A program that prints one line, the same twice."""
+def program(text: str) -> Verified | str:
+    """A program that prints one line, the same twice; else why it is no task."""
     code = (fenced(text, "python", "py") or [""])[-1].strip()
     if not code or len(code) > MAX_PROGRAM:
         return f"no program of at most {MAX_PROGRAM} characters in a block"
@@ -199,40 +159,37 @@ def program(text: str) -> Proposal | str:
         return "it prints something else each time"
     if not answer or "\n" in answer or len(answer) > MAX_ANSWER:
         return f"it does not print one line of at most {MAX_ANSWER} characters"
-    return proposal(key, ASKED.format(code), {"answer": answer}, "exact")
+    return key, named(key, ASKED.format(code), {"answer": answer}, "exact")
 
 
-def verified_calls(task: Task, said: Message, world: World) -> Proposal | str:
-    """A request that names every value, with calls that succeed."""
-    request, calls = said.content.strip(), said.tool_calls
-    if said.unparsed or not 1 <= len(calls) <= MAX_CALLS or not 0 < len(request) <= MAX_REQUEST:
+def request(task: Task, said: Message, world: World) -> Verified | str:
+    """A request that names every value, with calls that succeed; else why it is no task."""
+    asked, calls = said.content.strip(), said.tool_calls
+    if said.unparsed or not 1 <= len(calls) <= MAX_CALLS or not 0 < len(asked) <= MAX_REQUEST:
         return f"not a request with 1 to {MAX_CALLS} calls"
     run = Run(start(world, task.id, task.gold), {spec.name for spec in task.tools})
     run.step(said)
     failed = [done.result["message"] for done in run.executed if not done.ok]
     if failed:
         return f"a call fails: {one_line(failed[0])[:200]}"
-    heard = request.casefold()
-    unsaid = [v for call in calls for v in values(call) if spoken(v).casefold() not in heard]
-    if unsaid:
-        return f"the request does not say {unsaid[0]!r}"
+    heard = asked.casefold()
+    for value in values([call.arguments for call in calls]):
+        if spoken(value).casefold() not in heard:
+            return f"the request does not say {value!r}"
     made = [{"name": call.name, "arguments": call.arguments} for call in calls]
-    gold = {**task.gold, "calls": made}
-    return proposal(compact_json(made), request, gold, "tool_state", task)
+    key, gold = compact_json(made), {**task.gold, "calls": made}
+    return key, replace(named(key, asked, gold, "tool_state"), tools=task.tools)
 
 
-def values(call: ToolCall) -> Iterator[Any]:
-    """What a call says, value by value; yes and no have no words of their own."""
-    todo = list(call.arguments.values())
-    while todo:
-        value = todo.pop(0)
-        if isinstance(value, dict | list):
-            todo += value.values() if isinstance(value, dict) else value
-        elif value is not None and not isinstance(value, bool):
-            yield value
+def values(value: Any) -> Iterator[Any]:
+    """Everything that arguments say; yes and no have no words of their own."""
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from values(inner)
+    elif value is not None and not isinstance(value, bool):
+        yield value
 
 
-def proposal(key: str, asked: str, gold: Json, kind: str, source: Task | None = None) -> Proposal:
+def named(key: str, asked: str, gold: Json, kind: str) -> Task:
     name = f"play-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    tools = source.tools if source else ()
-    return Proposal(Task(name, asked, tools, gold, kind, difficulty=f"play {kind}"), key)
+    return Task(name, asked, gold=gold, kind=kind, difficulty=f"play {kind}")
