@@ -36,6 +36,7 @@ _PUBLIC = {
     "Renderer": "sharpen.render",
     "LocalPolicy": "sharpen.policy.local",
     "RemotePolicy": "sharpen.policy.remote",
+    "VLLMPolicy": "sharpen.policy.vllm",
     **dict.fromkeys(("Judge", "JudgeConfig"), "sharpen.rewards.judge"),
     **dict.fromkeys(
         ("RLVRHackingDetector", "RLVRRewardShaping", "HackingMonitor"), "sharpen.rewards.hacking"
