@@ -11,18 +11,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from guessing import accuracy, metrics, tasks, write
 
 import sharpen.train.practice as practice
 import sharpen.train.run as run_module
+from guessing import accuracy, metrics, tasks, write
 from sharpen.config import ConfigError
 from sharpen.train.config import GRPOConfig
 from sharpen.train.experience import Judge
 from sharpen.train.grpo import GRPOTrainer
 from sharpen.train.learner import Learner
 from sharpen.types import SharpenError
-
-HERE = Path(__file__).parent
 
 
 def config(model, data, **more) -> GRPOConfig:
@@ -115,7 +113,8 @@ def test_trained_ids_are_the_sampled_ids(pico_folder, tmp_path, monkeypatch):
     GRPOTrainer(settings, tmp_path / "run").train()
     turns = [[list(turn.ids) for turn in made.turns] for made in seen]
     assert any(len(made) == 2 for made in turns)
-    sampled = [sum(made, []) for made in turns] + [ids for made in turns for ids in made]
+    sampled = [[i for ids in made for i in ids] for made in turns]
+    sampled += [ids for made in turns for ids in made]  # where a turn has a row of its own
     assert trained and all(d.ids[d.mask].tolist() in sampled for d in trained)
     for datum in trained:  # and the learner's own log-probabilities are the sampler's
         assert len(datum.columns["sampler"]) == datum.mask.sum()
@@ -125,7 +124,9 @@ def test_trained_ids_are_the_sampled_ids(pico_folder, tmp_path, monkeypatch):
 def test_flat_groups_are_reported_and_end_the_run(guesser, tmp_path):
     reward = code(tmp_path, "def score(task, made):\n    return 0.25\n")
     settings = config(guesser, tasks(tmp_path), reward=reward, max_steps=9, patience_flat=3)
-    with pytest.raises(SharpenError, match=r"3 steps in a row had only flat groups \(reward 0.25"):
+    with pytest.raises(
+        SharpenError, match=r"3 steps in a row had only flat rewards, the last of them 0.25"
+    ):
         GRPOTrainer(settings, tmp_path / "run").train()
     rows = metrics(tmp_path / "run")
     assert [(row["flat_groups"], row["skipped"], row["trained"]) for row in rows] == [(4, 1, 0)] * 3
@@ -165,7 +166,7 @@ def test_samples_without_a_reward_are_dropped_and_counted(guesser, tmp_path, kin
 
 def test_a_step_without_any_score_is_an_error(guesser, tmp_path):
     reward = code(tmp_path, "def score(task, made):\n    return float('nan')\n")
-    with pytest.raises(SharpenError, match="no sample of the step could be scored: reward: .*nan"):
+    with pytest.raises(SharpenError, match=r"no sample of the step could be scored: reward: .*nan"):
         GRPOTrainer(config(guesser, tasks(tmp_path), reward=reward), tmp_path / "run").train()
 
 
@@ -330,7 +331,7 @@ KILLS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["grpo"])
+@pytest.mark.parametrize("verb", ["grpo", "ppo"])
 def test_kill_9_anywhere(guesser, tmp_path, verb):
     """Really killed in rollout, in reward, in update and in save, the same command goes on."""
     data, script = tasks(tmp_path), tmp_path / "killer.py"

@@ -21,6 +21,8 @@ _PUBLIC = {
     "RewardModelTrainer": "sharpen.train.reward_model",
     "GRPOConfig": "sharpen.train.config",
     "GRPOTrainer": "sharpen.train.grpo",
+    "PPOConfig": "sharpen.train.config",
+    "PPOTrainer": "sharpen.train.ppo",
     "LearnedReward": "sharpen.rewards.learned",
     "CoresetSelector": "sharpen.data.coreset",
     "OnlineContinualLearner": "sharpen.data.replay",

@@ -156,3 +156,38 @@ class GRPOConfig(RLConfig):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         return self
+
+
+class PPOConfig(RLConfig):
+    """PPO with a critic. A step samples `num_rollouts` episodes and goes `updates_per_step` times
+    over them in chunks of `chunk_size`; the first five settings are the specification's."""
+
+    kl_coef: float = Field(0.02, ge=0)  # of the KL to the reference, taken off each token's reward
+    clip_range: float = Field(0.2, gt=0)
+    vf_coef: float = Field(0.5, gt=0)
+    num_rollouts: int = Field(128, ge=2)
+    chunk_size: int = Field(64, ge=1)
+    group_size: int = Field(1, ge=1, le=1)
+    beta: float = Field(0.0, ge=0, le=0)  # the KL is in the reward: kl_coef
+    updates_per_step: int = Field(2, ge=1)
+    kl_target: float = Field(0.0, ge=0)  # of a whole episode: kl_coef follows it; 0: it stays
+    kl_horizon: float = Field(10_000.0, gt=0)  # episodes
+    gamma: float = Field(1.0, gt=0, le=1)
+    lam: float = Field(0.95, ge=0, le=1)
+    value_clip: float = Field(0.2, gt=0)
+    critic_learning_rate: float = Field(5e-5, gt=0)
+    whiten_rewards: bool = False  # scores of a step to unit variance
+
+    @model_validator(mode="after")
+    def as_steps(self) -> PPOConfig:
+        """The specification's names say what these do elsewhere."""
+        chunks = -(-self.num_rollouts // self.chunk_size)
+        for own, name, value in (
+            ("num_rollouts", "tasks_per_step", self.num_rollouts),
+            ("chunk_size", "minibatches", chunks),
+            ("clip_range", "clip", self.clip_range),
+        ):
+            if name in self.model_fields_set and getattr(self, name) != value:
+                raise ValueError(f"{name}: is said by {own} here")
+            object.__setattr__(self, name, value)
+        return self

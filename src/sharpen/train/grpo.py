@@ -27,6 +27,7 @@ from sharpen.train.sft import open_folder
 from sharpen.train.start import Start, start_policy
 from sharpen.types import Datum, Json, Reward, SharpenError, Trajectory
 
+NOTHING: Json = {"loss": 0.0, "tokens": 0, "trained": 0, "skipped": True}
 RATIO = {"gspo": "mean", "rloo": "sum"}  # of a row; the others have one a token
 
 
@@ -64,13 +65,12 @@ class GRPOTrainer:
                 groups, row = practice.gather(state, config.refills or 0)
                 lively = [group for group in groups if not group.flat]
                 row["flat_groups"] = len(groups) - len(lively)
-                state["flat_steps"] = 0 if lively else state["flat_steps"] + 1
                 row |= self.update(lively)
                 row = {"step": learner.steps_done // config.updates} | row
                 row |= practice.evaluations(row["step"])
                 row |= practice.watch(groups, row, state)
                 run.end_of_step(row, state, show="metric" in row)
-                self.check_flat(state, groups)
+                practice.check_flat(state)
         self.save_model(self.output / "final")
         return last_figures(run)
 
@@ -80,7 +80,7 @@ class GRPOTrainer:
         behind = learner.steps_done + config.updates
         if not groups:
             learner.steps_done = behind
-            return {"loss": 0.0, "tokens": 0, "trained": 0, "skipped": True}
+            return NOTHING
         rewards = [group.rewards for group in groups]
         found = group_advantages(rewards, config.variant) if config.use_advantage else rewards
         advantages = np.concatenate(found)
@@ -101,16 +101,6 @@ class GRPOTrainer:
                 reports.append(learner.step(taken, surrogate_loss(self.how, sums)))
         learner.steps_done = behind
         return update_row(reports, sums, time.monotonic() - started)
-
-    def check_flat(self, state: Json, groups: Sequence[Group]) -> None:
-        """Too many steps in a row in which nothing could be learnt end the run."""
-        if state["flat_steps"] >= self.config.patience_flat:
-            value = next(group.rewards[0] for group in groups if len(group.rewards))
-            raise SharpenError(
-                f"{state['flat_steps']} steps in a row had only flat groups (reward {value:g} for "
-                "every sample of a task): take easier or harder tasks, a higher temperature or "
-                "larger groups"
-            )
 
     def save_model(self, path: str | Path) -> None:
         """A folder that loads on its own: an adapter, or a whole model."""

@@ -58,7 +58,8 @@ class Practice:
             self.reward.close()
 
     def first_state(self) -> Json:
-        return {"position": 0, "flat_steps": 0, "monitor": asdict(HackingMonitor())}
+        state: Json = {"position": 0, "flat_steps": 0, "flat_reward": 0.0}
+        return state | {"monitor": asdict(HackingMonitor())}
 
     def pick(self, position: int, count: int) -> list[Task]:
         """The next tasks of an endless order, shuffled anew in every epoch."""
@@ -95,6 +96,9 @@ class Practice:
         if not any(group.samples for group in groups):
             raise SharpenError(f"no sample of the step could be scored: {groups[0].dropped[0]}")
         row = figures(groups)
+        learnable = any(not group.flat for group in groups) or (size == 1 and row["reward_std"])
+        state["flat_steps"] = 0 if learnable else state["flat_steps"] + 1
+        state["flat_reward"] = row["reward"]
         row["rollout_tokens_per_s"] = row["length"] * row["samples"] / max(rolled, 1e-9)
         return groups, row | {"rollout_seconds": rolled, "reward_seconds": scored}
 
@@ -135,6 +139,15 @@ class Practice:
                 "--force (gate=0)"
             )
         print(f"gate: {names[0]} {row[names[0]]:.3f} on {self.config.dev_data}")
+
+    def check_flat(self, state: Json) -> None:
+        """Too many steps in a row in which nothing could be learnt end the run."""
+        if state["flat_steps"] >= self.config.patience_flat:
+            raise SharpenError(
+                f"{state['flat_steps']} steps in a row had only flat rewards, the last of them "
+                f"{state['flat_reward']:g}: take easier or harder tasks, a higher temperature or "
+                "larger groups"
+            )
 
     def watch(self, groups: list[Group], row: Json, state: Json) -> Json:
         """The share of samples that look hacked, and an alarm where the reward rises and the
