@@ -82,6 +82,12 @@ class Slots:
     def copy(self, source: int, targets: Sequence[int], length: int) -> None:
         self.cache[:, :, list(targets), :length] = self.cache[:, :, source, None, :length]
 
+    def swap(self, one: int, two: int, first: int, second: int) -> None:
+        """Rows that hold `first` and `second` places change them."""
+        kept = self.cache[:, :, two, :second].clone()
+        self.copy(one, [two], first)
+        self.cache[:, :, one, :second] = kept
+
     def size(self, rows: int) -> int:
         """How many rows a step of so many live ones computes."""
         if not self.kernel:
