@@ -108,7 +108,7 @@ def test_trained_ids_are_the_sampled_ids(pico_folder, tmp_path, monkeypatch):
 
     monkeypatch.setattr(practice, "rollout", remembering)
     monkeypatch.setattr(Learner, "step", lambda *a: (trained.extend(a[1]), step(*a))[1])
-    own = {"environment": code(tmp_path, TWO_TURNS, "Echo"), "reward": f"{tmp_path}/own.py:score"}
+    own = {"env": code(tmp_path, TWO_TURNS, "Echo"), "reward": f"{tmp_path}/own.py:score"}
     settings = config(pico_folder, tasks(tmp_path), max_steps=1, max_tokens=40, **own)
     GRPOTrainer(settings, tmp_path / "run").train()
     turns = [[list(turn.ids) for turn in made.turns] for made in seen]

@@ -51,7 +51,7 @@ def test_credit_runs_through_all_turns_of_an_episode(pico_folder, tmp_path, monk
         return found, figures
 
     monkeypatch.setattr(PPOTrainer, "with_advantages", remembering)
-    own = {"environment": code(tmp_path, TWO_TURNS, "Echo"), "reward": f"{tmp_path}/own.py:score"}
+    own = {"env": code(tmp_path, TWO_TURNS, "Echo"), "reward": f"{tmp_path}/own.py:score"}
     settings = config(pico_folder, tasks(tmp_path), max_steps=1, max_tokens=20, **own, gamma=0.9)
     PPOTrainer(settings, tmp_path / "run").train()
     ((rows, owners, scores, figures),) = seen

@@ -98,7 +98,7 @@ class RLConfig(RunConfig):
 
     train_data: str = "agent_benchmark:train"
     reference_model: str = ""  # another model to be held against; else what the run starts from
-    environment: str = ""  # toolworld, or file.py:Class; none is a single turn
+    env: str = ""  # toolworld, or file.py:Class; none is a single turn
     reward: str | RewardConfig = ""  # by the task's kind: the verifiable or the agent's
     reward_workers: int = Field(1, ge=1)  # threads
     max_turns: int = Field(8, ge=1)

@@ -42,8 +42,10 @@ class Practice:
                 raise SharpenError(f"{name}: no tasks")
         default = reward or (build_reward(config.reward) if config.reward else None)
         self.reward = default or TaskReward(config.reward_workers)
-        self.judge = Judge(self.reward, config, shape)
-        self.make = find_environment(config.environment)
+        self.judge = Judge(
+            self.reward, config.drop_stops, config.max_length, config.reward_workers, shape
+        )
+        self.make = find_environment(config.env)
         self.policy: Any = None
         self.detector = RLVRHackingDetector() if config.monitor else None
         self.total = config.max_steps or -(
@@ -72,7 +74,6 @@ class Practice:
         sampling = Sampling(
             config.max_tokens, temperature, config.top_p, seed, constrained=config.constrained
         )
-        self.policy.engine.version = -1  # what its cache holds depends on where a run was continued
         return rollout(self.policy, tasks, self.make, sampling, config.max_turns)
 
     def gather(self, state: Json, refills: int = 0) -> tuple[list[Group], Json]:
@@ -85,7 +86,7 @@ class Practice:
             tasks = self.pick(state["position"], config.tasks_per_step - lively)
             if not tasks:
                 break
-            seed = config.seed * 1_000_003 + state["position"]
+            seed = (config.seed * 1_000_003 + state["position"]) % (1 << 32)
             state["position"] += len(tasks)
             started = time.monotonic()
             repeated = [task for task in tasks for _ in range(size)]
