@@ -46,10 +46,7 @@ class GRPOTrainer:
         buffer, limit = config.overlong_buffer or 0, config.max_tokens
         shape = (lambda made: overlong(longest_turn(made), limit, buffer)) if buffer else None
         self.practice = Practice(config, reward, evaluate, shape)
-        high = config.clip_high or config.clip
-        ratio = RATIO.get(config.variant, "token")
-        self.how = Surrogate(config.clip, high, config.beta, ratio, config.importance_cap)
-        self.model: Any = None
+        self.how, self.model = surrogate_of(config), None
 
     def train(self) -> dict[str, float]:
         """Run to the end, or on from where a killed run stopped. Returns the last figures."""
@@ -116,6 +113,11 @@ def start_learner(config: RLConfig, practice: Practice, held: bool) -> tuple[Sta
     learner.core.temperature = config.temperature  # type: ignore[assignment]
     practice.policy = LocalPolicy(start.model, start.renderer, config.rollout_rows)
     return start, learner
+
+
+def surrogate_of(config: GRPOConfig) -> Surrogate:
+    high, ratio = config.clip_high or config.clip, RATIO.get(config.variant, "token")
+    return Surrogate(config.clip, high, config.beta, ratio, config.importance_cap)
 
 
 def longest_turn(made: Trajectory) -> int:
