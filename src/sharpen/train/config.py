@@ -3,7 +3,7 @@ imported."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -191,3 +191,53 @@ class PPOConfig(RLConfig):
                 raise ValueError(f"{name}: is said by {own} here")
             object.__setattr__(self, name, value)
         return self
+
+
+class RLTrainingConfig(Config):
+    """One of three methods with its own settings; those of all of them are in `settings`."""
+
+    algorithm: Literal["dpo", "ppo", "grpo"] = "dpo"
+    dpo_config: dict[str, Any] = Field(
+        default={
+            "beta": 0.1,
+            "reference_free": False,
+            "label_smoothing": 0.0,
+            "loss_type": "sigmoid",
+        }
+    )
+    ppo_config: dict[str, Any] = Field(
+        default={
+            "kl_coef": 0.02,
+            "clip_range": 0.2,
+            "vf_coef": 0.5,
+            "num_rollouts": 128,
+            "chunk_size": 64,
+        }
+    )
+    grpo_config: dict[str, Any] = Field(
+        default={"group_size": 4, "beta": 0.1, "use_advantage": True}
+    )
+    train_data: str = "agent_benchmark:train"
+    settings: dict[str, Any] = Field(default_factory=dict)  # of the run, such as max_steps
+
+
+class R1TrainingConfig(Config):
+    """Verifiable rewards, long answers, little KL, a wide clip; other settings of GRPO are in
+    `settings`."""
+
+    model_name: str = "smollm2-135m"
+    train_data: str
+    num_samples_per_prompt: int = Field(16, ge=2)
+    max_response_length: int = Field(32_768, ge=1)
+    temperature: float = Field(1.0, gt=0)
+    kl_coef: float = Field(0.001, ge=0)
+    clip_ratio: float = Field(10.0, gt=0)
+    reward_type: Literal["verifiable"] = "verifiable"
+    format_reward_weight: float = Field(0.1, ge=0, le=1)
+    task_type: str = "math"  # of tasks that do not say their kind
+    shaping: bool = True  # a right answer that looks hacked is worth less
+    prompt: str = (
+        "{question}\n\nThink step by step between <think> and </think>, then give the final answer "
+        "as \\boxed{{answer}}."
+    )
+    settings: dict[str, Any] = Field(default_factory=dict)

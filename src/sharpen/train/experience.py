@@ -175,6 +175,8 @@ def figures(groups: Sequence[Group]) -> Json:
     """What a step's metrics row says of its samples."""
     samples = [sample for group in groups for sample in group.samples]
     dropped = [reason for group in groups for reason in group.dropped]
+    if not samples:
+        raise SharpenError(f"no sample of the step could be scored: {dropped[0]}")
     turns = [turn for sample in samples for turn in sample.turns]
     lengths = [sum(len(turn.ids) for turn in sample.turns) for sample in samples]
     told: Json = {f"reward_{name}": value for name, value in means(samples).items() if name}

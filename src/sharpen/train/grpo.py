@@ -18,7 +18,7 @@ import numpy as np
 from sharpen.policy.local import LocalPolicy
 from sharpen.train.advantages import group_advantages, overlong, token_weights
 from sharpen.train.config import GRPOConfig, RLConfig
-from sharpen.train.experience import Group, rows_of, with_columns
+from sharpen.train.experience import Group, figures, rows_of, with_columns
 from sharpen.train.learner import Learner, Loss, StepReport
 from sharpen.train.losses import Surrogate, policy_loss
 from sharpen.train.practice import Evaluate, Practice
@@ -46,23 +46,21 @@ class GRPOTrainer:
         buffer, limit = config.overlong_buffer or 0, config.max_tokens
         shape = (lambda made: overlong(longest_turn(made), limit, buffer)) if buffer else None
         self.practice = Practice(config, reward, evaluate, shape)
-        self.how, self.model = surrogate_of(config), None
+        self.how = surrogate_of(config)
+        self.model: Any = None
 
     def train(self) -> dict[str, float]:
         """Run to the end, or on from where a killed run stopped. Returns the last figures."""
         config, practice = self.config, self.practice
         open_folder(self.output, config)
-        self.start, self.learner = start_learner(config, practice, config.beta > 0)
-        self.model, learner = self.start.model, self.learner
+        learner = self.prepare()
         with TrainingRun(self.output, config, learner, config.updates) as run, practice:
             state = run.resume(practice.first_state())
             if not learner.steps_done:
                 practice.check_gate()
             while learner.steps_done < learner.total_steps:
                 groups, row = practice.gather(state, config.refills or 0)
-                lively = [group for group in groups if not group.flat]
-                row["flat_groups"] = len(groups) - len(lively)
-                row |= self.update(lively)
+                row |= self.learn(groups)
                 row = {"step": learner.steps_done // config.updates} | row
                 row |= practice.evaluations(row["step"])
                 row |= practice.watch(groups, row, state)
@@ -70,6 +68,18 @@ class GRPOTrainer:
                 practice.check_flat(state)
         self.save_model(self.output / "final")
         return last_figures(run)
+
+    def prepare(self) -> Learner:
+        """Load what is trained."""
+        config = self.config
+        self.start, self.learner = start_learner(config, self.practice, config.beta > 0)
+        self.model = self.start.model
+        return self.learner
+
+    def learn(self, groups: Sequence[Group]) -> Json:
+        """An update on those groups that can teach something."""
+        lively = [group for group in groups if not group.flat]
+        return figures(groups) | {"flat_groups": len(groups) - len(lively)} | self.update(lively)
 
     def update(self, groups: Sequence[Group]) -> Json:
         """One or several optimiser steps on a step's samples."""

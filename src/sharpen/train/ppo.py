@@ -19,7 +19,7 @@ import torch
 from sharpen.models.load import attach_lora, load_model
 from sharpen.train.advantages import FLAT, KLController, gae, token_weights, whiten
 from sharpen.train.config import PPOConfig
-from sharpen.train.experience import Group, rows_of, with_columns
+from sharpen.train.experience import Group, figures, rows_of, with_columns
 from sharpen.train.grpo import (
     NOTHING,
     last_figures,
@@ -68,7 +68,7 @@ class PPOTrainer:
                 practice.check_gate()
             while learner.steps_done < learner.total_steps:
                 groups, row = practice.gather(state)
-                row |= self.update(groups, state)
+                row |= figures(groups) | self.update(groups, state)
                 row = {"step": learner.steps_done // config.updates} | row
                 row |= practice.evaluations(row["step"])
                 row |= practice.watch(groups, row, state)
@@ -132,8 +132,8 @@ class PPOTrainer:
         state["kl_coef"] = controller.value
         errors = returns - np.concatenate(values)
         explained = 1 - errors.var() / returns.var() if returns.var() > FLAT else 0.0
-        figures = {"kl": float(np.mean(kls)), "kl_coef": controller.value}
-        return rows, figures | {"explained_variance": float(explained)}
+        told = {"kl": float(np.mean(kls)), "kl_coef": controller.value}
+        return rows, told | {"explained_variance": float(explained)}
 
     def critic_loss(self, values_N: Any, batch: Any, _: float) -> Any:
         clip = self.config.value_clip
