@@ -19,11 +19,8 @@ FLAGS |= {key: key for key in ("group_size", "beta", "reward")} | {"sft_model": 
 METHODS = {
     "sft": ("AgentSFTConfig", "AgentSFTTrainer", "Fine-tune on dialogs."),
     "reward": ("RewardModelConfig", "RewardModelTrainer", "Train a reward model on preferences."),
-    "grpo": (
-        "GRPOConfig",
-        "GRPOTrainer",
-        "Let a model try tasks, and learn from what went better.",
-    ),
+    "grpo": ("GRPOConfig", "GRPOTrainer", "Try tasks, and learn from what went better."),
+    "ppo": ("PPOConfig", "PPOTrainer", "Try tasks, and learn from them with a critic."),
 }
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 FLAT = 1e-8  # rewards closer than this are the same
 # how the loss of a step's tokens is put together
-AGGREGATION = dict.fromkeys(("grpo", "gspo", "rloo"), "sequence")
-AGGREGATION |= {"dapo": "token", "reinforce++": "token", "dr_grpo": "constant"}
+AGGREGATION = {"grpo": "sequence", "gspo": "sequence", "rloo": "sequence", "dr_grpo": "constant"}
+AGGREGATION |= {"dapo": "token", "reinforce++": "token"}
 
 
 def group_advantages(groups: Sequence[np.ndarray], variant: str = "grpo") -> list[np.ndarray]:
@@ -27,7 +27,7 @@ def group_advantages(groups: Sequence[np.ndarray], variant: str = "grpo") -> lis
 
 
 def token_weights(
-    lengths: Sequence[int], variant: str = "grpo", max_tokens: int = 1
+    lengths: Sequence[int] | np.ndarray, variant: str = "grpo", max_tokens: int = 1
 ) -> list[float]:
     """What each trained token of each sample weighs in an update's loss: the mean over samples of
     their token means (`sequence`), the mean over all tokens (`token`), or the sum over a `constant`

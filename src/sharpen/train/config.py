@@ -3,7 +3,7 @@ imported."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -98,7 +98,7 @@ class RLConfig(RunConfig):
 
     train_data: str = "agent_benchmark:train"
     reference_model: str = ""  # another model to be held against; else what the run starts from
-    environment: str = ""  # toolworld, or file.py:Class; none is a single turn
+    env: str = ""  # toolworld, or file.py:Class; none is a single turn
     reward: str | RewardConfig = ""  # by the task's kind: the verifiable or the agent's
     reward_workers: int = Field(1, ge=1)  # threads
     max_turns: int = Field(8, ge=1)
@@ -156,3 +156,88 @@ class GRPOConfig(RLConfig):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         return self
+
+
+class PPOConfig(RLConfig):
+    """PPO with a critic. A step samples `num_rollouts` episodes and goes `updates_per_step` times
+    over them in chunks of `chunk_size`; the first five settings are the specification's."""
+
+    kl_coef: float = Field(0.02, ge=0)  # of the KL to the reference, taken off each token's reward
+    clip_range: float = Field(0.2, gt=0)
+    vf_coef: float = Field(0.5, gt=0)
+    num_rollouts: int = Field(128, ge=2)
+    chunk_size: int = Field(64, ge=1)
+    group_size: int = Field(1, ge=1, le=1)
+    beta: float = Field(0.0, ge=0, le=0)  # the KL is in the reward: kl_coef
+    updates_per_step: int = Field(2, ge=1)
+    kl_target: float = Field(0.0, ge=0)  # of a whole episode: kl_coef follows it; 0: it stays
+    kl_horizon: float = Field(10_000.0, gt=0)  # episodes
+    gamma: float = Field(1.0, gt=0, le=1)
+    lam: float = Field(0.95, ge=0, le=1)
+    value_clip: float = Field(0.2, gt=0)
+    critic_learning_rate: float = Field(5e-5, gt=0)
+    whiten_rewards: bool = False  # scores of a step to unit variance
+
+    @model_validator(mode="after")
+    def as_steps(self) -> PPOConfig:
+        """The specification's names say what these do elsewhere."""
+        chunks = -(-self.num_rollouts // self.chunk_size)
+        for own, name, value in (
+            ("num_rollouts", "tasks_per_step", self.num_rollouts),
+            ("chunk_size", "minibatches", chunks),
+            ("clip_range", "clip", self.clip_range),
+        ):
+            if name in self.model_fields_set and getattr(self, name) != value:
+                raise ValueError(f"{name}: is said by {own} here")
+            object.__setattr__(self, name, value)
+        return self
+
+
+class RLTrainingConfig(Config):
+    """One of three methods with its own settings; those of all of them are in `settings`."""
+
+    algorithm: Literal["dpo", "ppo", "grpo"] = "dpo"
+    dpo_config: dict[str, Any] = Field(
+        default={
+            "beta": 0.1,
+            "reference_free": False,
+            "label_smoothing": 0.0,
+            "loss_type": "sigmoid",
+        }
+    )
+    ppo_config: dict[str, Any] = Field(
+        default={
+            "kl_coef": 0.02,
+            "clip_range": 0.2,
+            "vf_coef": 0.5,
+            "num_rollouts": 128,
+            "chunk_size": 64,
+        }
+    )
+    grpo_config: dict[str, Any] = Field(
+        default={"group_size": 4, "beta": 0.1, "use_advantage": True}
+    )
+    train_data: str = "agent_benchmark:train"
+    settings: dict[str, Any] = Field(default_factory=dict)  # of the run, such as max_steps
+
+
+class R1TrainingConfig(Config):
+    """Verifiable rewards, long answers, little KL, a wide clip; other settings of GRPO are in
+    `settings`."""
+
+    model_name: str = "smollm2-135m"
+    train_data: str
+    num_samples_per_prompt: int = Field(16, ge=2)
+    max_response_length: int = Field(32_768, ge=1)
+    temperature: float = Field(1.0, gt=0)
+    kl_coef: float = Field(0.001, ge=0)
+    clip_ratio: float = Field(10.0, gt=0)
+    reward_type: Literal["verifiable"] = "verifiable"
+    format_reward_weight: float = Field(0.1, ge=0, le=1)
+    task_type: str = "math"  # of tasks that do not say their kind
+    shaping: bool = True  # a right answer that looks hacked is worth less
+    prompt: str = (
+        "{question}\n\nThink step by step between <think> and </think>, then give the final answer "
+        "as \\boxed{{answer}}."
+    )
+    settings: dict[str, Any] = Field(default_factory=dict)

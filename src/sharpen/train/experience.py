@@ -18,7 +18,6 @@ from sharpen.rewards.agent import AgentRewardModel
 from sharpen.rewards.compose import as_score
 from sharpen.rewards.verifiable import VERIFIERS, VerifiableRewardCalculator
 from sharpen.train.advantages import FLAT
-from sharpen.train.config import RLConfig
 from sharpen.types import (
     Datum,
     Json,
@@ -56,19 +55,22 @@ def flat(rewards: np.ndarray) -> bool:
     return len(rewards) < 2 or float(np.ptp(rewards)) < FLAT
 
 
+@dataclass(frozen=True, slots=True)
 class Judge:
     """A reward with what else decides whether a sample is trained on: why it ended, and its
     length. `shape` is added to a score for training and not reported as reward."""
 
-    def __init__(self, reward: Reward, config: RLConfig, shape: Shape | None = None):
-        self.reward, self.config, self.shape = reward, config, shape
-        self.untrue = {*UNTRUE, *config.drop_stops}
+    reward: Reward
+    drop_stops: Sequence[StopReason] = ()
+    max_length: int = 0  # of an episode; 0: any
+    workers: int = 1
+    shape: Shape | None = None
 
     def groups(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Group]:
         """Each task's samples lie side by side in `trajectories`, equally many a task."""
         size, groups = len(trajectories) // len(tasks), []
         repeated = [task for task in tasks for _ in range(size)]
-        with ThreadPoolExecutor(self.config.reward_workers) as threads:
+        with ThreadPoolExecutor(self.workers) as threads:
             found = list(threads.map(self.judged, repeated, trajectories))
         for number, task in enumerate(tasks):
             part = slice(number * size, (number + 1) * size)
@@ -82,19 +84,25 @@ class Judge:
     def judged(self, task: Task, trajectory: Trajectory) -> Score | str:
         """The score, or why there is none."""
         last = trajectory.turns[-1] if trajectory.turns else Turn(Message("assistant"))
-        length, limit = len(last.prompt_ids) + len(last.ids), self.config.max_length
-        if trajectory.stop in self.untrue:
+        length, limit = len(last.prompt_ids) + len(last.ids), self.max_length
+        if trajectory.stop in (*UNTRUE, *self.drop_stops):
             told = trajectory.metadata.get("error") or last.error or "not to be trained on"
             return f"{trajectory.stop.value}: {told}"[:300]
         if not any(turn.ids for turn in trajectory.turns):
             return f"{trajectory.stop.value}: nothing was sampled: {last.error or 'no turn'}"[:300]
-        if length > limit:
+        if limit and length > limit:
             return f"length: {length} tokens, over max_length {limit}"
         try:
             score = as_score(self.reward.score(task, trajectory))
         except Exception as error:  # a user's code may raise anything; the sample goes
             return f"reward: {type(error).__name__}: {one_line(error)}"[:300]
         return f"reward: {score.feedback}"[:300] if score.parts.get("failed") else score
+
+
+def scored(
+    tasks: Sequence[Task], trajectories: Sequence[Trajectory], reward: Reward
+) -> list[Group]:
+    return Judge(reward).groups(tasks, trajectories)
 
 
 class TaskReward:
@@ -150,7 +158,7 @@ def rows_of(groups: Sequence[Group]) -> tuple[list[Datum], np.ndarray, np.ndarra
     return [row for rows in made for row in rows], owners, lengths
 
 
-def with_columns(rows: Sequence[Datum], **columns: Sequence[Any]) -> list[Datum]:
+def with_columns(rows: Sequence[Datum], **columns: Any) -> list[Datum]:
     """The rows with a further column each, given as one array a row (or a number for all of its
     tokens)."""
     found = []
@@ -167,6 +175,8 @@ def figures(groups: Sequence[Group]) -> Json:
     """What a step's metrics row says of its samples."""
     samples = [sample for group in groups for sample in group.samples]
     dropped = [reason for group in groups for reason in group.dropped]
+    if not samples:
+        raise SharpenError(f"no sample of the step could be scored: {dropped[0]}")
     turns = [turn for sample in samples for turn in sample.turns]
     lengths = [sum(len(turn.ids) for turn in sample.turns) for sample in samples]
     told: Json = {f"reward_{name}": value for name, value in means(samples).items() if name}

@@ -18,7 +18,7 @@ import numpy as np
 from sharpen.policy.local import LocalPolicy
 from sharpen.train.advantages import group_advantages, overlong, token_weights
 from sharpen.train.config import GRPOConfig, RLConfig
-from sharpen.train.experience import Group, rows_of, with_columns
+from sharpen.train.experience import Group, figures, rows_of, with_columns
 from sharpen.train.learner import Learner, Loss, StepReport
 from sharpen.train.losses import Surrogate, policy_loss
 from sharpen.train.practice import Evaluate, Practice
@@ -27,6 +27,7 @@ from sharpen.train.sft import open_folder
 from sharpen.train.start import Start, start_policy
 from sharpen.types import Datum, Json, Reward, SharpenError, Trajectory
 
+NOTHING: Json = {"loss": 0.0, "tokens": 0, "trained": 0, "skipped": True}
 RATIO = {"gspo": "mean", "rloo": "sum"}  # of a row; the others have one a token
 
 
@@ -45,34 +46,40 @@ class GRPOTrainer:
         buffer, limit = config.overlong_buffer or 0, config.max_tokens
         shape = (lambda made: overlong(longest_turn(made), limit, buffer)) if buffer else None
         self.practice = Practice(config, reward, evaluate, shape)
-        high = config.clip_high or config.clip
-        ratio = RATIO.get(config.variant, "token")
-        self.how = Surrogate(config.clip, high, config.beta, ratio, config.importance_cap)
+        self.how = surrogate_of(config)
         self.model: Any = None
 
     def train(self) -> dict[str, float]:
         """Run to the end, or on from where a killed run stopped. Returns the last figures."""
         config, practice = self.config, self.practice
         open_folder(self.output, config)
-        self.start, self.learner = start_learner(config, practice, config.beta > 0)
-        self.model, learner = self.start.model, self.learner
+        learner = self.prepare()
         with TrainingRun(self.output, config, learner, config.updates) as run, practice:
             state = run.resume(practice.first_state())
             if not learner.steps_done:
                 practice.check_gate()
             while learner.steps_done < learner.total_steps:
                 groups, row = practice.gather(state, config.refills or 0)
-                lively = [group for group in groups if not group.flat]
-                row["flat_groups"] = len(groups) - len(lively)
-                state["flat_steps"] = 0 if lively else state["flat_steps"] + 1
-                row |= self.update(lively)
+                row |= self.learn(groups)
                 row = {"step": learner.steps_done // config.updates} | row
                 row |= practice.evaluations(row["step"])
                 row |= practice.watch(groups, row, state)
                 run.end_of_step(row, state, show="metric" in row)
-                self.check_flat(state, groups)
+                practice.check_flat(state)
         self.save_model(self.output / "final")
         return last_figures(run)
+
+    def prepare(self) -> Learner:
+        """Load what is trained."""
+        config = self.config
+        self.start, self.learner = start_learner(config, self.practice, config.beta > 0)
+        self.model = self.start.model
+        return self.learner
+
+    def learn(self, groups: Sequence[Group]) -> Json:
+        """An update on those groups that can teach something."""
+        lively = [group for group in groups if not group.flat]
+        return figures(groups) | {"flat_groups": len(groups) - len(lively)} | self.update(lively)
 
     def update(self, groups: Sequence[Group]) -> Json:
         """One or several optimiser steps on a step's samples."""
@@ -80,7 +87,7 @@ class GRPOTrainer:
         behind = learner.steps_done + config.updates
         if not groups:
             learner.steps_done = behind
-            return {"loss": 0.0, "tokens": 0, "trained": 0, "skipped": True}
+            return NOTHING
         rewards = [group.rewards for group in groups]
         found = group_advantages(rewards, config.variant) if config.use_advantage else rewards
         advantages = np.concatenate(found)
@@ -102,16 +109,6 @@ class GRPOTrainer:
         learner.steps_done = behind
         return update_row(reports, sums, time.monotonic() - started)
 
-    def check_flat(self, state: Json, groups: Sequence[Group]) -> None:
-        """Too many steps in a row in which nothing could be learnt end the run."""
-        if state["flat_steps"] >= self.config.patience_flat:
-            value = next(group.rewards[0] for group in groups if len(group.rewards))
-            raise SharpenError(
-                f"{state['flat_steps']} steps in a row had only flat groups (reward {value:g} for "
-                "every sample of a task): take easier or harder tasks, a higher temperature or "
-                "larger groups"
-            )
-
     def save_model(self, path: str | Path) -> None:
         """A folder that loads on its own: an adapter, or a whole model."""
         self.start.save(self.learner, path)
@@ -126,6 +123,11 @@ def start_learner(config: RLConfig, practice: Practice, held: bool) -> tuple[Sta
     learner.core.temperature = config.temperature  # type: ignore[assignment]
     practice.policy = LocalPolicy(start.model, start.renderer, config.rollout_rows)
     return start, learner
+
+
+def surrogate_of(config: GRPOConfig) -> Surrogate:
+    high, ratio = config.clip_high or config.clip, RATIO.get(config.variant, "token")
+    return Surrogate(config.clip, high, config.beta, ratio, config.importance_cap)
 
 
 def longest_turn(made: Trajectory) -> int:

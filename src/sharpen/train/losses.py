@@ -152,7 +152,9 @@ def policy_loss(
     if "reference" in columns:
         away_N = columns["reference"] - logprobs_N
         kl_N = torch.exp(away_N) - away_N - 1  # unbiased, never below zero
-        loss_N, sums["kl"] = loss_N + how.beta * kl_N, kl_N.detach().sum()
+        sums["kl"] = kl_N.detach().sum()
+        # samples are of the old policy: with the ratio the gradient too is that of the KL
+        loss_N = loss_N + how.beta * ratio_N * kl_N
     sums |= {"surprise": -now_N.sum(), "count": torch.ones_like(now_N).sum()}
     return (loss_N * weight_N).sum(), sums
 

@@ -12,13 +12,15 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from sharpen.data.sources import read_tasks
 from sharpen.rewards.compose import build_reward
 from sharpen.rewards.hacking import SURE, HackingMonitor, RLVRHackingDetector
 from sharpen.rollout import find_environment, rollout
 from sharpen.train.batching import epoch_order
 from sharpen.train.config import RLConfig
-from sharpen.train.experience import Group, Judge, Shape, TaskReward, figures, means
+from sharpen.train.experience import Group, Judge, Shape, TaskReward, flat, means
 from sharpen.types import Json, Reward, Sampling, SharpenError, Task, Trajectory
 
 Evaluate = Callable[[Any, int], float | Mapping[str, float]]  # policy, step
@@ -42,9 +44,12 @@ class Practice:
                 raise SharpenError(f"{name}: no tasks")
         default = reward or (build_reward(config.reward) if config.reward else None)
         self.reward = default or TaskReward(config.reward_workers)
-        self.judge = Judge(self.reward, config, shape)
-        self.make = find_environment(config.environment)
+        self.judge = Judge(
+            self.reward, config.drop_stops, config.max_length, config.reward_workers, shape
+        )
+        self.make = find_environment(config.env)
         self.policy: Any = None
+        self.seconds = np.zeros(2)  # of rollouts and of rewards, in this step
         self.detector = RLVRHackingDetector() if config.monitor else None
         self.total = config.max_steps or -(
             -len(self.tasks) * config.num_epochs // config.tasks_per_step
@@ -58,7 +63,8 @@ class Practice:
             self.reward.close()
 
     def first_state(self) -> Json:
-        return {"position": 0, "flat_steps": 0, "monitor": asdict(HackingMonitor())}
+        state: Json = {"position": 0, "flat_steps": 0, "flat_reward": 0.0}
+        return state | {"monitor": asdict(HackingMonitor())}
 
     def pick(self, position: int, count: int) -> list[Task]:
         """The next tasks of an endless order, shuffled anew in every epoch."""
@@ -71,32 +77,39 @@ class Practice:
         sampling = Sampling(
             config.max_tokens, temperature, config.top_p, seed, constrained=config.constrained
         )
-        self.policy.engine.version = -1  # what its cache holds depends on where a run was continued
         return rollout(self.policy, tasks, self.make, sampling, config.max_turns)
 
+    def attempt(self, tasks: list[Task], seed: int) -> list[Group]:
+        """Each task several times, scored."""
+        started = time.monotonic()
+        repeated = [task for task in tasks for _ in range(self.config.group_size)]
+        trajectories = self.sampled(repeated, self.config.temperature, seed)
+        ended = time.monotonic()
+        groups = self.judge.groups(tasks, trajectories)
+        self.seconds += ended - started, time.monotonic() - ended
+        return groups
+
     def gather(self, state: Json, refills: int = 0) -> tuple[list[Group], Json]:
-        """A step's groups and the beginning of its row. Flat groups are followed by groups of
-        further tasks, `refills` times at most."""
-        config, groups, size = self.config, list[Group](), self.config.group_size
-        rolled = scored = 0.0
+        """A step's groups and how long they took. Flat groups are followed by groups of further
+        tasks, `refills` times at most."""
+        config, groups, self.seconds = self.config, list[Group](), np.zeros(2)
         for _ in range(1 + refills):
             lively = sum(not group.flat for group in groups)
             tasks = self.pick(state["position"], config.tasks_per_step - lively)
             if not tasks:
                 break
-            seed = config.seed * 1_000_003 + state["position"]
+            seed = (config.seed * 1_000_003 + state["position"]) % (1 << 32)
             state["position"] += len(tasks)
-            started = time.monotonic()
-            repeated = [task for task in tasks for _ in range(size)]
-            trajectories = self.sampled(repeated, config.temperature, seed)
-            ended = time.monotonic()
-            groups += self.judge.groups(tasks, trajectories)
-            rolled, scored = rolled + ended - started, scored + time.monotonic() - ended
-        if not any(group.samples for group in groups):
-            raise SharpenError(f"no sample of the step could be scored: {groups[0].dropped[0]}")
-        row = figures(groups)
-        row["rollout_tokens_per_s"] = row["length"] * row["samples"] / max(rolled, 1e-9)
-        return groups, row | {"rollout_seconds": rolled, "reward_seconds": scored}
+            groups += self.attempt(tasks, seed)
+        rewards = [group.rewards for group in groups]
+        rewards = rewards if config.group_size > 1 else [np.concatenate(rewards)]
+        state["flat_steps"] = state["flat_steps"] + 1 if all(map(flat, rewards)) else 0
+        state["flat_reward"] = next((float(found[0]) for found in rewards if len(found)), 0.0)
+        made = [sample for group in groups for sample in group.samples]
+        tokens = sum(len(turn.ids) for sample in made for turn in sample.turns)
+        rolled, scored = self.seconds.tolist()
+        row = {"rollout_seconds": rolled, "reward_seconds": scored}
+        return groups, row | {"rollout_tokens_per_s": tokens / max(rolled, 1e-9)}
 
     def measure(self) -> Json:
         """The mean score of greedy answers to the dev tasks, and of its parts."""
@@ -135,6 +148,15 @@ class Practice:
                 "--force (gate=0)"
             )
         print(f"gate: {names[0]} {row[names[0]]:.3f} on {self.config.dev_data}")
+
+    def check_flat(self, state: Json) -> None:
+        """Too many steps in a row in which nothing could be learnt end the run."""
+        if state["flat_steps"] >= self.config.patience_flat:
+            raise SharpenError(
+                f"{state['flat_steps']} steps in a row had only flat rewards, the last of them "
+                f"{state['flat_reward']:g}: take easier or harder tasks, a higher temperature or "
+                "larger groups"
+            )
 
     def watch(self, groups: list[Group], row: Json, state: Json) -> Json:
         """The share of samples that look hacked, and an alarm where the reward rises and the
