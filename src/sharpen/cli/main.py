@@ -18,6 +18,8 @@ VERBS = {
     "run": ("sharpen.cli.run:run", "Run a recipe: typed stages in order, finished ones skipped."),
     "train": ("sharpen.cli.train:app", "Train a model: sft, reward."),
     "evaluate": ("sharpen.cli.evaluate:evaluate", "Measure a model on a benchmark."),
+    "compare": ("sharpen.cli.compare:compare", "Train methods under one budget, side by side."),
+    "report": ("sharpen.cli.report:report", "Write the page of a run or an evaluation."),
     "data": ("sharpen.cli.data:app", "Check, preview and measure dialogs."),
     "models": ("sharpen.cli.models:app", "Pull and list models."),
     "estimate": ("sharpen.cli.estimate:estimate", "Parameters, memory and time of a recipe."),

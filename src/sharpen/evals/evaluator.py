@@ -27,6 +27,7 @@ from sharpen.evals.items import (
 from sharpen.evals.metrics import METRICS, find_metrics, summarise
 from sharpen.evals.perturb import Perturbation, Perturbed
 from sharpen.evals.subjects import Subject, find_subject
+from sharpen.report.runs import write_report
 from sharpen.rollout import MakeEnvironment, OneTurn
 from sharpen.rows import message_to_wire
 from sharpen.types import Json, Policy, Reward, Sampling, Score, SharpenError, Task, Trajectory
@@ -147,6 +148,7 @@ class AgentTrainingEvaluator:
         }
         if self.output:
             records.write_json(self.output / "results.json", self.results)
+            write_report(self.output)
         return found
 
     def suite(self, split: str) -> Suite:
