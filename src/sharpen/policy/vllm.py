@@ -111,7 +111,8 @@ class VLLMPolicy:
         params: Json = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
         params |= {"top_p": sampling.top_p, "seed": sampling.seed % (1 << 62), "logprobs": 0}
         params |= {"stop_token_ids": sorted(self.renderer.stop_ids), "ignore_eos": True}
-        params |= {"stop": list(sampling.stop)} if sampling.stop else {}
+        if sampling.stop:
+            params |= {"stop": list(sampling.stop), "skip_special_tokens": False}
         return {"model": self.serving, "token_ids": list(prompt), "sampling_params": params | more}
 
     def reader(self, sampling: Sampling) -> Callable[[bytes], Sampled]:
@@ -161,18 +162,21 @@ class VLLMPolicy:
         name, before = f"{self.model}-{digest[:16]}", self.serving
         if name not in self.served():  # else from before this process began
             self.ask(LOAD, {"lora_name": name, "lora_path": str(path)})
-        if name not in self.served():
+        cards = self.served()
+        if name not in cards:
             raise SharpenError(f"vLLM at {self.url}: does not list adapter {name} after loading it")
         if folder_digest(path) != digest:
             raise SharpenError(f"adapter {path}: changed while it was loaded")
         self.serving, self.digest = name, digest
-        if before != self.model:
+        if before != self.model and before in cards:
             self.ask(UNLOAD, {"lora_name": before})
         return name
 
     def served(self) -> dict[str, Json]:
         """The cards of what the server offers, by name."""
-        return {card["id"]: card for card in json.loads(self.ask(MODELS))["data"]}
+        return self.ask(
+            MODELS, read=lambda content: {c["id"]: c for c in json.loads(content)["data"]}
+        )
 
     def send(self, route: str, body: Json | None, read: Callable[[bytes], Any]) -> Future[Any]:
         work = asked(self.client, self.gate, self.limits, self.url + route, body, read)
