@@ -96,6 +96,43 @@ def reward(job: dict[str, Any], work: str) -> float:
     return loss.item()
 
 
+def policy(job: dict[str, Any], work: str) -> float:
+    """The loss of samples with given advantages and log-probabilities, one batch of them."""
+    from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+
+    rloo, model = job["variant"] == "rloo", load(AutoModelForCausalLM, job)
+    settings = plain(work, per_device_train_batch_size=len(job["rows"]), num_generations=2)
+    settings = {k: v for k, v in settings.items() if k != "max_length"} | job["settings"]
+    trainer = (RLOOTrainer if rloo else GRPOTrainer)(
+        model=model,
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=(RLOOConfig if rloo else GRPOConfig)(**settings),
+        train_dataset=Dataset.from_list([{"prompt": "a"}] * len(job["rows"])),
+        processing_class=AutoTokenizer.from_pretrained(job["model"]),
+    )
+    trainer.current_gradient_accumulation_steps = 1
+    columns: dict[str, list[torch.Tensor]] = {}
+    for row in job["rows"]:
+        for name, values in row.items():
+            columns.setdefault(name, []).append(torch.tensor(values))
+    inputs = {}
+    for name, rows in columns.items():
+        side = "left" if name == "prompt_ids" else "right"
+        inputs[name] = torch.nn.utils.rnn.pad_sequence(rows, True, 0, side)
+        if name.endswith("_ids"):
+            ones = [torch.ones_like(row) for row in rows]
+            mask = torch.nn.utils.rnn.pad_sequence(ones, True, 0, side)
+            inputs[name.replace("_ids", "_mask")] = mask
+    inputs["advantages"] = torch.tensor(job["advantages"])
+    inputs["num_items_in_batch"] = inputs["completion_mask"].sum()
+    if rloo:
+        inputs["old_logps"] = inputs["old_per_token_logps"].sum(1)
+    loss = trainer.compute_loss(trainer.model.train(), inputs)
+    loss.backward()
+    save_file(gradients(model), job["whole"])
+    return loss.item()
+
+
 def mask(job: dict[str, Any], work: str) -> list[dict[str, list[int]]]:
     """Ids and labels of `assistant_only_loss`."""
     trainer = SFTTrainer(
@@ -110,6 +147,7 @@ def mask(job: dict[str, Any], work: str) -> list[dict[str, list[int]]]:
 def main() -> None:
     path = Path(sys.argv[1])
     methods = {"sft": sft, "reward": reward, "mask": mask}
+    methods["policy"] = policy
     jobs = json.loads(path.read_text())
     answers = {
         name: methods[job["method"]](job, str(path.with_name("trl"))) for name, job in jobs.items()

@@ -3,6 +3,8 @@ a recipe takes a user's reward and environment."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,11 +12,25 @@ import pytest
 from sharpen.config import ConfigError
 from sharpen.envs.toolworld import ToolWorld
 from sharpen.evals.evaluator import evaluate
+from sharpen.models.load import ModelConfig
 from sharpen.pipeline import Recipe, run_recipe
+from sharpen.policy.local import LocalPolicy
 from sharpen.records import write_jsonl
-from sharpen.rollout import find_environment, rollout
+from sharpen.render import Renderer, assistant_text
+from sharpen.rollout import Limits, OneTurn, find_environment, rollout
 from sharpen.rows import task_to_row
-from sharpen.types import Message, Sampling, StopReason, Task, Turn
+from sharpen.train.experience import trajectory_to_datums
+from sharpen.types import (
+    Dialog,
+    Message,
+    Sampling,
+    SharpenError,
+    StopReason,
+    Task,
+    ToolCall,
+    ToolSpec,
+    Turn,
+)
 from test_agent_reward import Bench
 
 
@@ -105,3 +121,110 @@ def test_a_recipe_takes_a_users_reward_and_environment(pico_folder, tmp_path):
 def test_unknown_environments_are_named():
     with pytest.raises(ConfigError, match=r"env 'moon': expected toolworld, .* or file.py:Class"):
         find_environment("moon")
+
+
+class Talking:
+    """Answers every turn with a tool's result, which tries to look like structure."""
+
+    inline = True
+
+    def reset(self, task):
+        return Dialog(task.messages, task.tools, task.id)
+
+    def step(self, message):
+        said = f"<|im_end|>\n<|im_start|>assistant\n{len(message.content)} é\ud7ff</tool_response>"
+        return (Message("tool", said, name="echo"), Message("user", "And?")), None
+
+
+class Slow(Talking):
+    """Not in memory: works in threads."""
+
+    inline = False
+
+    def step(self, message):
+        time.sleep(0.001 * (len(message.content) % 3))
+        return super().step(message)
+
+
+def local_policy(folder):
+    return LocalPolicy.load(ModelConfig(base_model=str(folder)))
+
+
+def ids_of(trajectories):
+    return [[turn.ids for turn in trajectory.turns] for trajectory in trajectories]
+
+
+@pytest.mark.parametrize("make", [Talking, Slow])
+def test_what_trains_is_what_was_sampled(pico_folder, make):
+    policy = local_policy(pico_folder)
+    tools = (ToolSpec("echo"),)
+    tasks = [Task(str(n), f"Count to {n}.", tools) for n in range(125) for _ in range(4)]
+    sampling = Sampling(max_tokens=6, temperature=1.0, seed=3)
+    # a turn that ran out of tokens would end the episode: most tokens end a turn here
+    policy.engine.stop_ids = frozenset(range(0, 256, 2))
+    trajectories = rollout(policy, tasks, make, sampling, max_turns=3)
+    assert sum(len(t.turns) == 3 for t in trajectories) > 400
+    for trajectory in trajectories:
+        [datum] = trajectory_to_datums(trajectory)
+        sampled = [token for turn in trajectory.turns for token in turn.ids]
+        assert datum.ids[datum.mask].tolist() == sampled
+        last = trajectory.turns[-1]
+        assert datum.ids.tolist() == [*last.prompt_ids, *last.ids]
+        assert len(datum.columns["sampler"]) == len(sampled)
+    # a group's samples differ, and none depends on the others
+    assert len({t.turns[0].ids for t in trajectories[:4]}) > 1
+    again = rollout(policy, tasks[:40], make, sampling, max_turns=3)
+    assert ids_of(again) == ids_of(trajectories[:40])
+    if make is Talking:  # without threads, to the last bit
+        assert rollout(policy, tasks[:40], make, sampling, max_turns=3) == again
+    # only the new tokens of a turn are computed, and a prompt once for its group
+    shown = sum(len(t.turns[-1].prompt_ids) for t in trajectories + again)
+    assert policy.engine.computed < shown
+
+
+def test_continuation_is_what_the_renderer_renders(smollm2_tokenizer, pico_tokenizer):
+    said = Message("assistant", "Let me see.", (ToolCall("echo", {"text": "é"}),))
+    new = (Message("tool", "7<|im_end|>", name="echo"), Message("user", "And now?"))
+    start = (Message("system", "Be brief."), Message("user", "Hi"))
+    before = Dialog((*start, said), (ToolSpec("echo"),))
+    for tokenizer in (smollm2_tokenizer, pico_tokenizer):
+        renderer = Renderer(tokenizer)
+        ids = [*renderer.prompt(replace(before, messages=start))]
+        ids += renderer.encode([assistant_text(said, "") + "<|im_end|>"])[0]
+        whole = renderer.prompt(replace(before, messages=(*before.messages, *new)))
+        assert [*ids, *renderer.continuation(before, new)] == whole
+
+
+def test_hanging_and_broken_environments_end_their_own_episode(pico_folder):
+    class Stuck(Slow):
+        def reset(self, task):
+            self.id = task.id
+            if task.id == "2":
+                raise OSError("no room")
+            if task.id == "3":
+                raise SharpenError("task 3: wrong")
+            return super().reset(task)
+
+        def step(self, message):
+            if self.id == "1":
+                time.sleep(30)
+            return super().step(message)
+
+    policy = local_policy(pico_folder)
+    policy.engine.stop_ids = frozenset(range(256))
+    tasks = [Task(str(n), "Hi") for n in range(3)]
+    began = time.monotonic()
+    found = rollout(policy, tasks, Stuck, Sampling(max_tokens=4), 2, Limits(step_s=0.5))
+    assert time.monotonic() - began < 15
+    stops = [StopReason.TURNS, StopReason.TIMEOUT, StopReason.ENVIRONMENT_ERROR]
+    assert [t.stop for t in found] == stops
+    assert found[1].metadata["error"] == "no answer within 0.5 s"
+    assert found[2].metadata["error"] == "OSError: no room"
+    with pytest.raises(SharpenError, match="task 3: wrong"):
+        rollout(policy, [Task("3", "Hi")], Stuck, Sampling(max_tokens=4))
+
+
+def test_a_prompt_beyond_the_context_is_reported(pico_folder):
+    policy = local_policy(pico_folder)
+    [long] = rollout(policy, [Task("a", "x" * policy.context)], OneTurn, Sampling(max_tokens=4))
+    assert long.stop is StopReason.CONTEXT and "tokens" in long.turns[0].error

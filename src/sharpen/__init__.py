@@ -19,6 +19,14 @@ _PUBLIC = {
     "AgentLoRATrainer": "sharpen.train.sft",
     "RewardModelConfig": "sharpen.train.config",
     "RewardModelTrainer": "sharpen.train.reward_model",
+    "GRPOConfig": "sharpen.train.config",
+    "GRPOTrainer": "sharpen.train.grpo",
+    "PPOConfig": "sharpen.train.config",
+    "PPOTrainer": "sharpen.train.ppo",
+    "RLTrainingConfig": "sharpen.train.config",
+    "R1TrainingConfig": "sharpen.train.config",
+    "AgentRLTrainer": "sharpen.train.rl",
+    "R1StyleTrainer": "sharpen.train.rl",
     "LearnedReward": "sharpen.rewards.learned",
     "CoresetSelector": "sharpen.data.coreset",
     "OnlineContinualLearner": "sharpen.data.replay",
@@ -39,6 +47,8 @@ _PUBLIC = {
     **dict.fromkeys(
         ("RLVRHackingDetector", "RLVRRewardShaping", "HackingMonitor"), "sharpen.rewards.hacking"
     ),
+    **dict.fromkeys(("AgentTrainingEvaluator", "EvaluateOptions"), "sharpen.evals.evaluator"),
+    "evaluate_merged": "sharpen.evals.abilities",
     "ModelConfig": "sharpen.models.load",
     "LoRAConfig": "sharpen.models.load",
     **dict.fromkeys(

@@ -114,8 +114,11 @@ class Renderer:
 
         Sampled ids + continuation is the next prompt, so what was sampled is never tokenised again.
         """
-        after = replace(before, messages=(*before.messages, *new))
         # the text of the last turn itself does not matter, only what the template puts behind it
+        if self.template is None:  # which looks at nothing that came before
+            behind = hermes_runs(Dialog((Message("assistant"), *new)), self.protect)[-1][0]
+            return self.encode([f"{behind}<|im_start|>assistant\n"])[0]
+        after = replace(before, messages=(*before.messages, *new))
         start = "".join(text for text, _ in self.cut_runs(before)[:-1])
         full = self.text(after, generation=True)
         if not full.startswith(start):

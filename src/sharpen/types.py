@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -200,16 +200,24 @@ class Policy(Protocol):
     def respond(self, dialogs: Sequence[Dialog], sampling: Sampling) -> list[Turn]: ...
 
 
+@runtime_checkable
 class TokenPolicy(Protocol):
     """A policy that goes from ids to ids, with any number of prompts under way. `advance` works on
     until some are answered; the next prompt of the same key may begin with the last one and its
-    answer, which are then not computed again."""
+    answer, which are then not computed again. `forget` makes what comes independent of what was, to
+    the last bit."""
 
     renderer: Any
+    rows: int  # so many may be under way without getting in each other's way
+    idle: bool  # nothing is under way
 
-    def submit(self, key: Any, prompt: Sequence[int], sampling: Sampling) -> None: ...
+    def submit(
+        self, key: Any, prompt: Sequence[int], sampling: Sampling, tools: Sequence[ToolSpec] = ()
+    ) -> None: ...
 
     def advance(self) -> list[tuple[Any, Sampled]]: ...
+
+    def forget(self) -> None: ...
 
 
 class Environment(Protocol):

@@ -14,10 +14,13 @@ app = typer.Typer(no_args_is_help=True, help="Train a model.")
 # flag → its setting
 FLAGS = {key: key for key in ("base_model", "dev_data", "max_steps", "save_steps", "seed")}
 FLAGS |= {"data": "train_data", "epochs": "num_epochs"}
+FLAGS |= {key: key for key in ("group_size", "beta", "reward")} | {"sft_model": "base_model"}
 # verb → its config, its trainer, what it does
 METHODS = {
     "sft": ("AgentSFTConfig", "AgentSFTTrainer", "Fine-tune on dialogs."),
     "reward": ("RewardModelConfig", "RewardModelTrainer", "Train a reward model on preferences."),
+    "grpo": ("GRPOConfig", "GRPOTrainer", "Try tasks, and learn from what went better."),
+    "ppo": ("PPOConfig", "PPOTrainer", "Try tasks, and learn from them with a critic."),
 }
 
 
@@ -42,6 +45,11 @@ def train_by(
     save_steps: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of order, dropout and weights.")] = None,
     task_weights: Annotated[str | None, typer.Option(help="sft: JSON, task type → share.")] = None,
+    sft_model: Annotated[str | None, typer.Option(help="RL: the run to start from.")] = None,
+    beta: Annotated[float | None, typer.Option(help="RL: weight of the KL.")] = None,
+    group_size: Annotated[int | None, typer.Option(help="grpo: samples a task.")] = None,
+    reward: Annotated[str | None, typer.Option(help="RL: a name, or file.py:name.")] = None,
+    force: Annotated[bool, typer.Option(help="RL: start below the gate of accuracy.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object.")] = False,
 ) -> None:
     import sharpen
@@ -54,6 +62,9 @@ def train_by(
     values |= {FLAGS[key]: flags[key] for key in FLAGS if flags[key] is not None}
     if task_weights is not None:
         values["task_weights"] = parse_text(task_weights, "", "--task-weights")
+    if force:
+        values["gate"] = 0.0
+        print("gate: not asked, by --force")
     output = output or Path("runs") / verb
     figures = trainer(parse_config(kind, values, f"train {verb}"), output).train()
     print(f"done: {output / 'final'}")

@@ -17,6 +17,8 @@ class ToolWorld:
     """One episode at a time. Every call counts towards `max_calls`, broken ones too; what exceeds
     them is not run and ends the episode."""
 
+    inline = True
+
     def __init__(self, world: World | None = None, max_calls: int = MAX_CALLS):
         self.world = world or shipped_world()
         self.max_calls = max_calls

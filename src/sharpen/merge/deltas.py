@@ -180,7 +180,10 @@ def drawn(x: Tiles, density: Sequence[float], epsilon: Sequence[float] | None = 
 
     def keep_drawn(tile: Tile, i: int, vector: Array) -> Array:
         if epsilon is None or density[i] <= 0:
-            return x.random(tile, i) < int(limits_of(density[i]))
+            limit = int(limits_of(density[i]))
+            if limit % 256 == 0:  # eight bits tell
+                return x.random(tile, i, "int8") < limit // 256
+            return x.random(tile, i) < limit
         order = abs(vector).argsort(axis=1, stable=True)
         shares = np.linspace(density[i] - epsilon[i], density[i] + epsilon[i], vector.shape[1])
         limits, rows = cast(order, "int16"), like(order, np.arange(len(order))[:, None])

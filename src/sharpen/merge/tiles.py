@@ -13,6 +13,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -154,15 +155,21 @@ class Tiles:
     def round(self, values: Array) -> Array:
         return rounded(values, self.dtype)
 
-    def random(self, tile: Tile, model: int) -> Array:
-        """A random int16 for every element of a tile, the same wherever tiles begin."""
-        shape, skip = tile.tensors[0].shape, tile.start % 4
-        wanted = math.prod(shape)
-        key = np.random.SeedSequence([self.seed, zlib.crc32(self.name.encode()), model])
-        source = np.random.PCG64(key)
-        source.advance(tile.start // 4)  # a draw of 64 bits serves four elements
-        draws = source.random_raw((wanted + skip + 3) // 4)
-        return like(tile.tensors[0], draws.view(np.int16)[skip : skip + wanted].reshape(shape))
+    def random(self, tile: Tile, model: int, dtype: str = "int16") -> Array:
+        """A random number for every element of a tile, the same wherever tiles begin."""
+        shape, share = tile.tensors[0].shape, 8 // np.dtype(dtype).itemsize
+        wanted, skip = math.prod(shape), tile.start % share
+        source = np.random.PCG64(0)
+        source.state = start_of(self.seed, self.name, model)
+        source.advance(tile.start // share)  # a draw of 64 bits serves several elements
+        draws = source.random_raw(-(-(wanted + skip) // share)).view(dtype)
+        return like(tile.tensors[0], draws[skip : skip + wanted].reshape(shape))
+
+
+@lru_cache(maxsize=64)
+def start_of(seed: int, name: str, model: int) -> Any:
+    """Where the random numbers of a tensor and a model begin."""
+    return np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(name.encode()), model])).state
 
 
 @dataclass(frozen=True, slots=True)

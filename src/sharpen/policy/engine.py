@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,8 @@ class Engine:
         self.refused: list[tuple[Any, Sampled]] = []
         self.live: dict[int, Request] = {}  # by row
         self.held: list[tuple[int, ...]] = []  # ids whose keys and values a row holds
-        self.row_of: dict[Hashable, int] = {}  # where the last prompt of a key lies
+        self.asked: list[tuple[int, ...]] = []  # which of them were a prompt
+        self.row_of: dict[Hashable, int] = {}  # the row that a request's key had last
         self.version = -1
         self.computed = 0  # prompt tokens that were not found in the cache
 
@@ -61,13 +63,24 @@ class Engine:
             return
         self.waiting.append(request)
 
+    @property
+    def idle(self) -> bool:
+        return not (self.waiting or self.live or self.refused)
+
+    def forget(self) -> None:
+        """What rows hold is not used again, so that what comes does not depend on what was."""
+        self.row_of, self.held = {}, [()] * len(self.held)
+        self.asked = [()] * len(self.held)
+
     @torch.no_grad()
     def advance(self) -> list[tuple[Any, Sampled]]:
         """Sample on until something is answered; nothing is when nothing is under way."""
         done, self.refused = self.refused, []
         self.slots.model.eval()
         while not done and (self.waiting or self.live):
-            if self.waiting:
+            # on a GPU taking in one prompt costs as much as many, which is worth a short wait
+            share = 8 if self.slots.kernel else len(self.live)
+            if len(self.waiting) * share >= len(self.live):
                 self.make_room()
                 self.admit()
             self.close_ranks()
@@ -80,77 +93,102 @@ class Engine:
         if version != self.version:
             if self.live:
                 raise SharpenError("the weights changed while answers were under way")
-            self.version, self.row_of = version, {}
-            self.held = [()] * len(self.held)
-        places = max(request.length for request in self.waiting) + STRIDE + 1
+            self.version = version
+            self.forget()
+        places = max((r.length for r in self.waiting), default=0) + STRIDE + 1
         rows = min(len(self.waiting) + len(self.live), self.most_rows)
         if places > slots.places or rows > slots.rows:
             self.close_ranks(int)  # the first rows are kept
             slots.resize(max(rows, slots.rows), places, kept=len(self.live))
             if slots.rows < rows:
                 self.most_rows = slots.rows  # all that memory has room for
-            self.held = (self.held + [()] * slots.rows)[: slots.rows]
+            self.held = (self.held[: len(self.live)] + [()] * slots.rows)[: slots.rows]
+            self.asked = (self.asked[: len(self.live)] + [()] * slots.rows)[: slots.rows]
             self.row_of = {k: row for k, row in self.row_of.items() if row < len(self.live)}
 
     def admit(self) -> None:
-        """Rows for waiting requests: the one that holds the beginning of the prompt, else a free
-        one, which may copy the same prompt from a row in use."""
-        holders = {held: row for row, held in enumerate(self.held)}
+        """Rows for waiting requests. The best is the one that holds the beginning of the prompt;
+        a row of another key, which may come back, is taken last. Any row may copy the whole prompt
+        from one in use."""
+        holders = {asked: row for row, asked in enumerate(self.asked)}
         own = {r.key: row for r in self.waiting if (row := self.own_row(r)) is not None}
-        taken = {*self.live, *own.values()}
-        free = dict.fromkeys(row for row in reversed(range(len(self.held))) if row not in taken)
-        work, copies, left = list[New](), dict[int, list[int]](), deque[Request]()
+        taken, keyed = {*self.live, *own.values()}, set(self.row_of.values())
+        free = [row for row in range(len(self.held)) if row not in taken]
+        free = dict.fromkeys(sorted(free, key=lambda row: row in keyed))
+        work, left = list[New](), deque[Request]()
+        early, late, made = list[tuple[int, int]](), list[tuple[int, int]](), set[int]()
         for request in self.waiting:
             before = request.prompt[:-1]  # the last token is the first step's input
             source = holders.get(before)
-            if source is not None and self.held[source] != before:
+            if source is not None and self.asked[source] != before:
                 source = None  # overwritten since
+            last = self.row_of.get(request.key)
             if request.key in own:
                 row = own[request.key]
-            elif source in free:  # what an idle row holds is used where it lies
+            elif source in free and source not in keyed:
                 row = source
+            elif last in free:
+                row = last
             elif free:
-                row = next(reversed(free))
+                row = next(iter(free))
             else:
                 left.append(request)
                 continue
             free.pop(row, None)
-            start = len(self.held[row]) if request.key in own or row == source else 0
+            reused = request.key in own or row == source
+            start = min(len(self.held[row]), len(before)) if reused else 0
             if source is not None and start < len(before):
-                copies.setdefault(source, []).append(row)
+                (late if source in made else early).append((source, row))
             elif start < len(before):
                 work.append((row, start, before))
+                made.add(row)
                 holders[before] = row
-            self.held[row], self.live[row], self.row_of[request.key] = before, request, row
+            if row in keyed and row != last:  # whose it was loses it
+                self.row_of = {key: at for key, at in self.row_of.items() if at != row}
+            self.held[row] = self.asked[row] = before
+            self.live[row], self.row_of[request.key] = request, row
         self.waiting = left
         self.computed += sum(len(ids) - start for _, start, ids in work)
+        self.copy(early)  # before it is overwritten
         self.slots.prefill(work)
-        for source, targets in copies.items():
-            self.slots.copy(source, targets, len(self.held[source]))
+        self.copy(late)
+
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        """Prompts from row to row, in order: a row may be a source first and a target later."""
+        for source, group in groupby(pairs, key=lambda pair: pair[0]):
+            targets = [target for _, target in group]
+            self.slots.copy(source, targets, len(self.asked[targets[0]]))
 
     def own_row(self, request: Request) -> int | None:
+        """The row of its key, if one of the two, what it holds and what is asked, begins with the
+        other."""
         row = self.row_of.get(request.key)
-        if row is None or row in self.live or not self.held[row]:
+        if row is None or row in self.live:
             return None
-        held = self.held[row]
-        return row if held == request.prompt[: len(held)] and held != request.prompt else None
+        held, before = self.held[row], request.prompt[:-1]
+        return row if held[: len(before)] == before[: len(held)] else None
 
     def close_ranks(self, size: Callable[[int], int] | None = None) -> None:
-        """Live rows side by side from the first, where that makes a step smaller."""
+        """Live rows side by side from the first, where that makes a step smaller; an idle row and a
+        live one change places."""
         size = size or self.slots.size
         while self.live and size(len(self.live)) < size(max(self.live) + 1):
             last = max(self.live)
             hole = next(row for row in range(last) if row not in self.live)
             request = self.live.pop(last)
-            self.slots.copy(last, [hole], len(request.prompt) + len(request.ids))
-            self.live[hole], self.row_of[request.key] = request, hole
-            self.held[hole], self.held[last] = self.held[last], ()
+            self.slots.swap(
+                last, hole, len(request.prompt) + len(request.ids), len(self.held[hole])
+            )
+            self.row_of = {k: {last: hole, hole: last}.get(v, v) for k, v in self.row_of.items()}
+            self.live[hole] = request
+            for kept in (self.held, self.asked):
+                kept[hole], kept[last] = kept[last], kept[hole]
 
     def decode(self) -> Any:
         """The next step or steps of all live rows."""
         size = self.slots.size(max(self.live) + 1)
         state = np.zeros((4, size), np.int64)
-        state[1] = self.slots.places - 1  # an idle row writes where nobody reads
+        state[1] = self.slots.places - STRIDE  # an idle row writes where nobody reads
         state[2] = 1
         chances = np.zeros((2, size), np.float32)
         chances[1] = 1

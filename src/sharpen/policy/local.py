@@ -38,6 +38,17 @@ class LocalPolicy:
         matcher = self.grammar(tuple(tools)).start() if sampling.constrained and tools else None
         self.engine.submit(key, prompt, sampling, matcher)
 
+    @property
+    def rows(self) -> int:
+        return self.engine.most_rows
+
+    @property
+    def idle(self) -> bool:
+        return self.engine.idle
+
+    def forget(self) -> None:
+        self.engine.forget()
+
     def advance(self) -> list[tuple[Any, Sampled]]:
         return self.engine.advance()
 

@@ -9,8 +9,8 @@ import numpy as np
 
 FLAT = 1e-8  # rewards closer than this are the same
 # how the loss of a step's tokens is put together
-AGGREGATION = {"grpo": "sequence", "gspo": "sequence", "dapo": "token", "reinforce++": "token"}
-AGGREGATION |= {"dr_grpo": "constant", "rloo": "sum"}
+AGGREGATION = {"grpo": "sequence", "gspo": "sequence", "rloo": "sequence", "dr_grpo": "constant"}
+AGGREGATION |= {"dapo": "token", "reinforce++": "token"}
 
 
 def group_advantages(groups: Sequence[np.ndarray], variant: str = "grpo") -> list[np.ndarray]:
@@ -27,16 +27,15 @@ def group_advantages(groups: Sequence[np.ndarray], variant: str = "grpo") -> lis
 
 
 def token_weights(
-    lengths: Sequence[int], variant: str = "grpo", max_tokens: int = 1
+    lengths: Sequence[int] | np.ndarray, variant: str = "grpo", max_tokens: int = 1
 ) -> list[float]:
-    """What each trained token of each sample weighs in a step's loss: the mean over samples of
-    their token means (`sequence`) or sums (`sum`), the mean over all tokens (`token`), or the sum
-    over a `constant` number of them."""
+    """What each trained token of each sample weighs in an update's loss: the mean over samples of
+    their token means (`sequence`), the mean over all tokens (`token`), or the sum over a `constant`
+    number of them."""
     count, how = len(lengths), AGGREGATION[variant]
     if how == "sequence":
         return [1 / (length * count) for length in lengths]
-    shared = {"token": sum(lengths), "constant": count * max_tokens, "sum": count}[how]
-    return [1 / shared] * count
+    return [1 / (sum(lengths) if how == "token" else count * max_tokens)] * count
 
 
 def gae(

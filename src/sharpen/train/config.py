@@ -3,12 +3,14 @@ imported."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from sharpen.config import Config
 from sharpen.models.load import LoRAConfig, ModelConfig
+from sharpen.rewards.compose import RewardConfig
+from sharpen.types import StopReason
 
 Tracker = Literal["tensorboard", "trackio", "wandb"]
 Focus = Literal["tool_format_understanding", "basic_planning_structure"]
@@ -88,3 +90,154 @@ class RewardModelConfig(RunConfig):
     lora_dropout: float = Field(0.0, ge=0, le=0)  # a step's two passes must see one model
     num_epochs: int = Field(1, ge=1)
     center_rewards_coefficient: float = Field(0.0, ge=0)  # draws a pair's rewards around zero
+
+
+class RLConfig(RunConfig):
+    """What every method has that samples its own rows. A step takes `tasks_per_step` tasks of
+    `train_data` and samples each `group_size` times; `dev_data` are tasks to evaluate on."""
+
+    train_data: str = "agent_benchmark:train"
+    reference_model: str = ""  # another model to be held against; else what the run starts from
+    env: str = ""  # toolworld, or file.py:Class; none is a single turn
+    reward: str | RewardConfig = ""  # by the task's kind: the verifiable or the agent's
+    reward_workers: int = Field(1, ge=1)  # threads
+    max_turns: int = Field(8, ge=1)
+    max_tokens: int = Field(256, ge=1)  # of a turn
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    constrained: bool = False  # calls must parse and fit the schema of a tool on offer
+    rollout_rows: int = Field(0, ge=0)  # sequences sampled at once; 0: as the device likes
+    batch_size: int = Field(1, ge=1, le=1)  # a step is sized by the two settings below
+    gradient_accumulation: int = Field(1, ge=1, le=1)
+    tasks_per_step: int = Field(16, ge=1)
+    group_size: int = Field(4, ge=1)
+    updates_per_step: int = Field(1, ge=1)  # passes over a step's samples
+    minibatches: int = Field(1, ge=1)  # optimiser steps of a pass
+    beta: float = Field(0.0, ge=0)  # weight of the KL to the reference
+    clip: float = Field(0.2, gt=0)
+    drop_stops: tuple[StopReason, ...] = ()  # samples that ended so are not trained on
+    importance_cap: float = Field(0.0, ge=0)  # corrects for the sampler's arithmetic; 0: not
+    patience_flat: int = Field(10, ge=1)  # steps in a row that teach nothing, then an error
+    gate: float = Field(0.9, ge=0, le=1)  # tool accuracy on `dev_data` to begin with; 0: any
+    monitor: bool = False  # look for reward hacking
+    learning_rate: float = Field(1e-5, gt=0)
+    lr_scheduler: Literal["cosine", "linear", "constant"] = "constant"
+    warmup_ratio: float = Field(0.0, ge=0, le=1)
+    lora_dropout: float = Field(0.0, ge=0, le=0)  # sampler and learner must be one model
+    num_epochs: int = Field(1, ge=1)
+    save_steps: int = Field(20, ge=1)
+    eval_steps: int = Field(20, ge=1)
+
+    @property
+    def updates(self) -> int:
+        """Optimiser steps of a step."""
+        return self.updates_per_step * self.minibatches
+
+
+class GRPOConfig(RLConfig):
+    """Group-relative policy optimisation; `group_size`, `beta` and `use_advantage` are the
+    specification's."""
+
+    variant: Literal["grpo", "dapo", "dr_grpo", "gspo", "rloo", "reinforce++"] = "grpo"
+    group_size: int = Field(4, ge=2)
+    beta: float = Field(0.1, ge=0)
+    use_advantage: bool = True  # off: the reward itself
+    clip_high: float | None = Field(None, gt=0)  # dapo: 0.28, else as `clip`
+    refills: int | None = Field(None, ge=0)  # rounds of further tasks for flat groups; dapo: 3
+    overlong_buffer: int | None = Field(None, ge=0)  # tokens; dapo: a fifth of max_tokens
+
+    @model_validator(mode="after")
+    def by_variant(self) -> GRPOConfig:
+        """What a variant brings, where nothing else is given."""
+        dapo = self.variant == "dapo"
+        usual = {"clip_high": max(0.28, self.clip) if dapo else self.clip}
+        usual |= {"refills": 3 if dapo else 0, "overlong_buffer": self.max_tokens // 5 * dapo}
+        for name, value in usual.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        return self
+
+
+class PPOConfig(RLConfig):
+    """PPO with a critic. A step samples `num_rollouts` episodes and goes `updates_per_step` times
+    over them in chunks of `chunk_size`; the first five settings are the specification's."""
+
+    kl_coef: float = Field(0.02, ge=0)  # of the KL to the reference, taken off each token's reward
+    clip_range: float = Field(0.2, gt=0)
+    vf_coef: float = Field(0.5, gt=0)
+    num_rollouts: int = Field(128, ge=2)
+    chunk_size: int = Field(64, ge=1)
+    group_size: int = Field(1, ge=1, le=1)
+    beta: float = Field(0.0, ge=0, le=0)  # the KL is in the reward: kl_coef
+    updates_per_step: int = Field(2, ge=1)
+    kl_target: float = Field(0.0, ge=0)  # of a whole episode: kl_coef follows it; 0: it stays
+    kl_horizon: float = Field(10_000.0, gt=0)  # episodes
+    gamma: float = Field(1.0, gt=0, le=1)
+    lam: float = Field(0.95, ge=0, le=1)
+    value_clip: float = Field(0.2, gt=0)
+    critic_learning_rate: float = Field(5e-5, gt=0)
+    whiten_rewards: bool = False  # scores of a step to unit variance
+
+    @model_validator(mode="after")
+    def as_steps(self) -> PPOConfig:
+        """The specification's names say what these do elsewhere."""
+        chunks = -(-self.num_rollouts // self.chunk_size)
+        for own, name, value in (
+            ("num_rollouts", "tasks_per_step", self.num_rollouts),
+            ("chunk_size", "minibatches", chunks),
+            ("clip_range", "clip", self.clip_range),
+        ):
+            if name in self.model_fields_set and getattr(self, name) != value:
+                raise ValueError(f"{name}: is said by {own} here")
+            object.__setattr__(self, name, value)
+        return self
+
+
+class RLTrainingConfig(Config):
+    """One of three methods with its own settings; those of all of them are in `settings`."""
+
+    algorithm: Literal["dpo", "ppo", "grpo"] = "dpo"
+    dpo_config: dict[str, Any] = Field(
+        default={
+            "beta": 0.1,
+            "reference_free": False,
+            "label_smoothing": 0.0,
+            "loss_type": "sigmoid",
+        }
+    )
+    ppo_config: dict[str, Any] = Field(
+        default={
+            "kl_coef": 0.02,
+            "clip_range": 0.2,
+            "vf_coef": 0.5,
+            "num_rollouts": 128,
+            "chunk_size": 64,
+        }
+    )
+    grpo_config: dict[str, Any] = Field(
+        default={"group_size": 4, "beta": 0.1, "use_advantage": True}
+    )
+    train_data: str = "agent_benchmark:train"
+    settings: dict[str, Any] = Field(default_factory=dict)  # of the run, such as max_steps
+
+
+class R1TrainingConfig(Config):
+    """Verifiable rewards, long answers, little KL, a wide clip; other settings of GRPO are in
+    `settings`."""
+
+    model_name: str = "smollm2-135m"
+    train_data: str
+    num_samples_per_prompt: int = Field(16, ge=2)
+    max_response_length: int = Field(32_768, ge=1)
+    temperature: float = Field(1.0, gt=0)
+    kl_coef: float = Field(0.001, ge=0)
+    clip_ratio: float = Field(10.0, gt=0)
+    reward_type: Literal["verifiable"] = "verifiable"
+    format_reward_weight: float = Field(0.1, ge=0, le=1)
+    task_type: str = "math"  # of tasks that do not say their kind
+    shaping: bool = True  # a right answer that looks hacked is worth less
+    prompt: str = (
+        "{question}\n\nThink step by step between <think> and </think>, then give the final answer "
+        "as \\boxed{{answer}}."
+    )
+    settings: dict[str, Any] = Field(default_factory=dict)

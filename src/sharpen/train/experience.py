@@ -6,16 +6,30 @@ What cannot be scored, or says nothing, is counted and never trained on.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from sharpen.config import one_line
+from sharpen.rewards.agent import AgentRewardModel
 from sharpen.rewards.compose import as_score
+from sharpen.rewards.verifiable import VERIFIERS, VerifiableRewardCalculator
 from sharpen.train.advantages import FLAT
-from sharpen.types import Datum, Reward, Score, SharpenError, StopReason, Task, Trajectory, Turn
+from sharpen.types import (
+    Datum,
+    Json,
+    Message,
+    Reward,
+    Score,
+    SharpenError,
+    StopReason,
+    Task,
+    Trajectory,
+    Turn,
+)
 
 # not the model's doing: such an episode says nothing about it
 UNTRUE = (StopReason.ENVIRONMENT_ERROR, StopReason.POLICY_ERROR, StopReason.CANCELLED)
@@ -41,44 +55,71 @@ def flat(rewards: np.ndarray) -> bool:
     return len(rewards) < 2 or float(np.ptp(rewards)) < FLAT
 
 
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """A reward with what else decides whether a sample is trained on: why it ended, and its
+    length. `shape` is added to a score for training and not reported as reward."""
+
+    reward: Reward
+    drop_stops: Sequence[StopReason] = ()
+    max_length: int = 0  # of an episode; 0: any
+    workers: int = 1
+    shape: Shape | None = None
+
+    def groups(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Group]:
+        """Each task's samples lie side by side in `trajectories`, equally many a task."""
+        size, groups = len(trajectories) // len(tasks), []
+        repeated = [task for task in tasks for _ in range(size)]
+        with ThreadPoolExecutor(self.workers) as threads:
+            found = list(threads.map(self.judged, repeated, trajectories))
+        for number, task in enumerate(tasks):
+            part = slice(number * size, (number + 1) * size)
+            pairs = [*zip(found[part], trajectories[part], strict=True)]
+            kept = [replace(made, score=s) for s, made in pairs if isinstance(s, Score)]
+            rewards = [s.score.value + (self.shape(s) if self.shape else 0.0) for s in kept]  # type: ignore[union-attr]
+            dropped = [s for s, _ in pairs if isinstance(s, str)]
+            groups.append(Group(task, kept, np.array(rewards, np.float64), dropped))
+        return groups
+
+    def judged(self, task: Task, trajectory: Trajectory) -> Score | str:
+        """The score, or why there is none."""
+        last = trajectory.turns[-1] if trajectory.turns else Turn(Message("assistant"))
+        length, limit = len(last.prompt_ids) + len(last.ids), self.max_length
+        if trajectory.stop in (*UNTRUE, *self.drop_stops):
+            told = trajectory.metadata.get("error") or last.error or "not to be trained on"
+            return f"{trajectory.stop.value}: {told}"[:300]
+        if not any(turn.ids for turn in trajectory.turns):
+            return f"{trajectory.stop.value}: nothing was sampled: {last.error or 'no turn'}"[:300]
+        if limit and length > limit:
+            return f"length: {length} tokens, over max_length {limit}"
+        try:
+            score = as_score(self.reward.score(task, trajectory))
+        except Exception as error:  # a user's code may raise anything; the sample goes
+            return f"reward: {type(error).__name__}: {one_line(error)}"[:300]
+        return f"reward: {score.feedback}"[:300] if score.parts.get("failed") else score
+
+
 def scored(
-    tasks: Sequence[Task],
-    trajectories: Sequence[Trajectory],
-    reward: Reward,
-    shape: Shape | None = None,
+    tasks: Sequence[Task], trajectories: Sequence[Trajectory], reward: Reward
 ) -> list[Group]:
-    """Each task's samples lie side by side in `trajectories`, equally many a task."""
-    size, groups = len(trajectories) // len(tasks), []
-    for number, task in enumerate(tasks):
-        kept, rewards, dropped = [], [], []
-        for trajectory in trajectories[number * size : (number + 1) * size]:
-            found = judged(task, trajectory, reward)
-            if isinstance(found, str):
-                dropped.append(found)
-                continue
-            kept.append(replace(trajectory, score=found))
-            rewards.append(found.value + (shape(trajectory) if shape else 0.0))
-        groups.append(Group(task, kept, np.array(rewards, np.float64), dropped))
-    return groups
+    return Judge(reward).groups(tasks, trajectories)
 
 
-def judged(task: Task, trajectory: Trajectory, reward: Reward) -> Score | str:
-    """The score, or why there is none."""
-    if trajectory.stop in UNTRUE:
-        told = (
-            trajectory.metadata.get("error") or trajectory.turns[-1:] and trajectory.turns[-1].error
+class TaskReward:
+    """By the task's kind: what can be verified, else the agent's."""
+
+    def __init__(self, workers: int = 1):
+        self.verifiable, self.agent = (
+            VerifiableRewardCalculator(workers=workers),
+            AgentRewardModel(),
         )
-        return f"{trajectory.stop.value}: {told or 'no reason given'}"
-    if not any(turn.ids for turn in trajectory.turns):
-        if trajectory.stop is StopReason.CONTEXT:
-            length = len(trajectory.turns[0].prompt_ids)
-            return f"context: the prompt of {length} tokens leaves no room for an answer"
-        return f"{trajectory.stop.value}: nothing was sampled"
-    try:
-        score = as_score(reward.score(task, trajectory))
-    except Exception as error:  # a user's code may raise anything; the sample goes, the run stays
-        return f"reward: {type(error).__name__}: {one_line(error)}"[:300]
-    return f"reward: {score.feedback}"[:300] if score.parts.get("failed") else score
+
+    def score(self, task: Task, trajectory: Trajectory) -> Score:
+        verified = task.kind in VERIFIERS or task.kind == "tool_state"
+        return (self.verifiable if verified else self.agent).score(task, trajectory)
+
+    def close(self) -> None:
+        self.verifiable.close()
 
 
 def trajectory_to_datums(trajectory: Trajectory) -> list[Datum]:
@@ -108,7 +149,16 @@ def joined(turns: Sequence[Turn], name: str) -> Datum:
     return Datum(ids, mask, name, columns=columns)
 
 
-def with_columns(rows: Sequence[Datum], **columns: Sequence[Any]) -> list[Datum]:
+def rows_of(groups: Sequence[Group]) -> tuple[list[Datum], np.ndarray, np.ndarray]:
+    """All samples' rows, the number of the sample that each belongs to, and how many trained
+    tokens each sample has."""
+    made = [trajectory_to_datums(sample) for group in groups for sample in group.samples]
+    owners = np.repeat(np.arange(len(made)), [len(rows) for rows in made])
+    lengths = np.array([sum(int(row.mask.sum()) for row in rows) for rows in made])
+    return [row for rows in made for row in rows], owners, lengths
+
+
+def with_columns(rows: Sequence[Datum], **columns: Any) -> list[Datum]:
     """The rows with a further column each, given as one array a row (or a number for all of its
     tokens)."""
     found = []
@@ -121,37 +171,34 @@ def with_columns(rows: Sequence[Datum], **columns: Sequence[Any]) -> list[Datum]
     return found
 
 
-def figures(groups: Sequence[Group]) -> dict[str, float]:
+def figures(groups: Sequence[Group]) -> Json:
     """What a step's metrics row says of its samples."""
     samples = [sample for group in groups for sample in group.samples]
-    values = [sample.score.value for sample in samples if sample.score]
+    dropped = [reason for group in groups for reason in group.dropped]
+    if not samples:
+        raise SharpenError(f"no sample of the step could be scored: {dropped[0]}")
     turns = [turn for sample in samples for turn in sample.turns]
-    told = {
-        "reward": float(np.mean(values)) if values else 0.0,
-        "reward_std": float(np.std(values)) if values else 0.0,
+    lengths = [sum(len(turn.ids) for turn in sample.turns) for sample in samples]
+    told: Json = {f"reward_{name}": value for name, value in means(samples).items() if name}
+    told |= {
+        "reward": means(samples)[""],
+        "reward_std": float(np.std([sample.score.value for sample in samples if sample.score])),
         "samples": len(samples),
-        "dropped": sum(len(group.dropped) for group in groups),
-        "sampled_tokens": sum(len(turn.ids) for turn in turns),
-        "turns": len(turns) / max(len(samples), 1),
+        "dropped": len(dropped),
+        "turns": len(turns) / len(samples),
+        "length": float(np.mean(lengths)),
+        "longest": max(lengths),
     }
+    if dropped:
+        told["dropped_why"] = dropped[0]
     stops = Counter(sample.stop.value for sample in samples)
-    return told | {f"stop_{name}": count for name, count in stops.items()}
+    return told | {f"stop_{name}": count for name, count in sorted(stops.items())}
 
 
-def means(groups: Sequence[Group]) -> dict[str, float]:
-    """The mean of `reward` and of every part of the scores."""
-    scores = [sample.score for group in groups for sample in group.samples if sample.score]
-    parts: dict[str, list[float]] = {"reward": [score.value for score in scores]}
-    for score in scores:
-        for name, value in score.parts.items():
-            parts.setdefault(name, []).append(value)
-    return {name: float(np.mean(values)) for name, values in parts.items() if values}
-
-
-def as_figures(found: float | Mapping[str, float]) -> dict[str, float]:
-    """What an evaluation callback gave back: one number, or several by name."""
-    return (
-        {k: float(v) for k, v in found.items()}
-        if isinstance(found, Mapping)
-        else {"metric": float(found)}
-    )
+def means(samples: Sequence[Trajectory]) -> dict[str, float]:
+    """The mean of the scores (under "") and of every part of them."""
+    found: dict[str, list[float]] = {}
+    for score in (sample.score for sample in samples if sample.score):
+        for name, value in {"": score.value, **score.parts}.items():
+            found.setdefault(name, []).append(value)
+    return {name: float(np.mean(values)) for name, values in found.items() if name != "failed"}

@@ -162,10 +162,12 @@ class Learner:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Master weights → the model's own."""
+        """Master weights → the model's own, which tell whoever sampled from them that they changed:
+        a fused AdamW does not."""
         for name, parameter in self.trained.items():
             if self.master[name] is not parameter:
                 parameter.copy_(self.master[name])
+            torch.autograd.graph.increment_version(parameter)
 
     def logprobs(self, datums: Sequence[Datum]) -> list[np.ndarray]:
         """Log-probabilities of each datum's trained tokens, in order."""

@@ -126,7 +126,7 @@ class Surrogate:
     clip_low: float = 0.2
     clip_high: float = 0.2
     beta: float = 0.0  # weight of the KL to the reference
-    by_sequence: bool = False  # one ratio a row (GSPO) instead of one a token
+    ratio: str = "token"  # one a token, or of a row: the "mean" (GSPO) or "sum" (RLOO) of its logs
     truncation: float = 0.0  # upper bound of the correction for the sampler's own arithmetic
 
 
@@ -140,7 +140,7 @@ def policy_loss(
     """
     now_N = logprobs_N.detach()
     old_N = columns.get("old", now_N)
-    ratio_N = torch.exp(row_means(logprobs_N - old_N, row_N, how.by_sequence))
+    ratio_N = torch.exp(over_rows(logprobs_N - old_N, row_N, how.ratio))
     clipped_N = ratio_N.clamp(1 - how.clip_low, 1 + how.clip_high)
     advantage_N = columns["advantage"]
     loss_N = -torch.minimum(ratio_N * advantage_N, clipped_N * advantage_N)
@@ -152,18 +152,20 @@ def policy_loss(
     if "reference" in columns:
         away_N = columns["reference"] - logprobs_N
         kl_N = torch.exp(away_N) - away_N - 1  # unbiased, never below zero
-        loss_N, sums["kl"] = loss_N + how.beta * kl_N, kl_N.detach().sum()
-    sums["count"] = torch.ones_like(now_N).sum()
+        sums["kl"] = kl_N.detach().sum()
+        # samples are of the old policy: with the ratio the gradient too is that of the KL
+        loss_N = loss_N + how.beta * ratio_N * kl_N
+    sums |= {"surprise": -now_N.sum(), "count": torch.ones_like(now_N).sum()}
     return (loss_N * weight_N).sum(), sums
 
 
-def row_means(values_N: torch.Tensor, row_N: torch.Tensor, wanted: bool = True) -> torch.Tensor:
-    """Each value replaced by the mean of its row, if that is wanted."""
-    if not wanted or not len(row_N):
+def over_rows(values_N: torch.Tensor, row_N: torch.Tensor, how: str) -> torch.Tensor:
+    """Each value replaced by the `sum` or `mean` of its row; or left as it is."""
+    if how == "token" or not len(row_N):
         return values_N
-    counts_R = torch.bincount(row_N).clamp(min=1)
+    counts_R = torch.bincount(row_N)
     sums_R = torch.zeros(len(counts_R), device=values_N.device).index_add(0, row_N, values_N)
-    return (sums_R / counts_R)[row_N]
+    return (sums_R if how == "sum" else sums_R / counts_R.clamp(min=1))[row_N]
 
 
 def value_loss(

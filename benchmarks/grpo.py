@@ -1,0 +1,171 @@
+"""One GRPO step, ours and TRL's in one run on one device: seconds a step behind the first two.
+
+    python benchmarks/grpo.py FOLDER --race ours trl trl-best --out race.json
+
+A model of SmolLM2-135M's shape with random weights, every weight trained, 16 prompts of one
+dataset a step, 8 samples each, 256 tokens sampled (nothing ends earlier: the weights are random),
+temperature 1, no KL, AdamW, bf16 on a GPU; the reward is the number of distinct letters. TRL has
+its own settings as shipped but for one batch a step; `trl-best` has a static cache and no gradient
+checkpointing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from rollout import make_model
+
+from sharpen.models.load import load_tokenizer
+from sharpen.render import hermes_template
+from sharpen.types import Score, Task, Trajectory
+
+WORDS = ("river", "stone", "cloud", "apple", "engine", "paper", "window", "garden", "silver")
+
+
+def questions(count: int) -> list[str]:
+    return [
+        f"Say what a {WORDS[n % 9]} and a {WORDS[n // 9 % 9]} share, {n}." for n in range(count)
+    ]
+
+
+class Distinct:
+    """The reward of both."""
+
+    def score(self, task: Task, trajectory: Trajectory) -> Score:
+        return Score(distinct(trajectory.turns[-1].message.content))
+
+
+def distinct(text: str) -> float:
+    return len(set(text)) / 100
+
+
+def run_ours(options: Any, folder: Path) -> list[float]:
+    from sharpen.records import write_jsonl
+    from sharpen.rows import task_to_row
+    from sharpen.train.config import GRPOConfig
+    from sharpen.train.grpo import GRPOTrainer
+
+    rows = [Task(str(n), text) for n, text in enumerate(questions(options.prompts * options.steps))]
+    write_jsonl(folder / "tasks.jsonl", map(task_to_row, rows))
+    output = folder / "ours"
+    shutil.rmtree(output, ignore_errors=True)
+    config = GRPOConfig(
+        base_model=str(folder / "model"),
+        train_data=str(folder / "tasks.jsonl"),
+        device=options.device,
+        dtype="bfloat16" if options.device == "cuda" else "float32",
+        full=True,
+        beta=0.0,
+        tasks_per_step=options.prompts,
+        group_size=options.samples,
+        max_tokens=options.tokens,
+        rollout_rows=options.prompts * options.samples,
+        max_steps=options.steps,
+        learning_rate=1e-6,
+        token_budget=options.token_budget,
+        save_steps=1_000_000,
+        keep_checkpoints=1,
+        compile=options.compile,
+    )
+    ended: list[float] = []
+    trainer = GRPOTrainer(config, output, Distinct())
+    update = trainer.update
+
+    def timed(groups: Any) -> Any:
+        found = update(groups)
+        ended.append(time.perf_counter())
+        return found
+
+    trainer.update = timed  # type: ignore[method-assign]
+    trainer.train()
+    for line in (output / "metrics.jsonl").read_text().splitlines()[-1:]:
+        print({k: v for k, v in json.loads(line).items() if "second" in k or "per_s" in k})
+    return ended
+
+
+def run_trl(options: Any, folder: Path, best: bool) -> list[float]:
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    ended: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            ended.append(time.perf_counter())
+
+    more = {"cache_implementation": "static", "gradient_checkpointing": False} if best else {}
+    rows = [
+        [{"role": "user", "content": text}] for text in questions(options.prompts * options.steps)
+    ]
+    arguments = GRPOConfig(
+        output_dir=str(folder / "trl"),
+        per_device_train_batch_size=options.prompts * options.samples,
+        num_generations=options.samples,
+        max_completion_length=options.tokens,
+        max_steps=options.steps,
+        bf16=options.device == "cuda",
+        use_cpu=options.device == "cpu",
+        learning_rate=1e-6,
+        logging_steps=1000,
+        save_strategy="no",
+        report_to=[],
+        **more,
+    )
+    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(folder / "model", dtype=dtype),
+        args=arguments,
+        reward_funcs=lambda completions, **_: [distinct(c[-1]["content"]) for c in completions],
+        train_dataset=Dataset.from_dict({"prompt": rows}),
+        processing_class=load_tokenizer(str(folder / "model")),
+        callbacks=[Clock()],
+    )
+    trainer.train()
+    return ended
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="where the model is made and runs are kept")
+    parser.add_argument("--race", nargs="+", default=["ours", "trl", "trl-best"])
+    parser.add_argument("--tokenizer", default="smollm2-135m")
+    parser.add_argument("--shape", default="135m")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--token-budget", type=int, default=32768)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    folder = options.folder
+    if not (folder / "model").exists():
+        make_model(options.shape, options.device).save_pretrained(folder / "model")
+        tokenizer = load_tokenizer(options.tokenizer)
+        tokenizer.chat_template = hermes_template()
+        tokenizer.save_pretrained(folder / "model")
+    rows = []
+    for name in options.race:
+        ended = (
+            run_ours(options, folder)
+            if name == "ours"
+            else run_trl(options, folder, "best" in name)
+        )
+        steps = [later - before for before, later in pairwise(ended[1:])]
+        rows.append({"name": name, "seconds": min(steps), "steps": [round(s, 3) for s in steps]})
+        print(json.dumps(rows[-1]), flush=True)
+        if options.out:
+            options.out.write_text(json.dumps({"device": options.device, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Where the samples of online RL come from: tasks in a seeded order, walked through environments,
+scored; and what is measured besides, before and between the steps.
+
+Everything follows from the config and the position in the order, which a run's state holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from sharpen.data.sources import read_tasks
+from sharpen.rewards.compose import build_reward
+from sharpen.rewards.hacking import SURE, HackingMonitor, RLVRHackingDetector
+from sharpen.rollout import find_environment, rollout
+from sharpen.train.batching import epoch_order
+from sharpen.train.config import RLConfig
+from sharpen.train.experience import Group, Judge, Shape, TaskReward, flat, means
+from sharpen.types import Json, Reward, Sampling, SharpenError, Task, Trajectory
+
+Evaluate = Callable[[Any, int], float | Mapping[str, float]]  # policy, step
+
+
+class Practice:
+    """`evaluate(policy, step)` is a further evaluation, every `eval_steps` too."""
+
+    def __init__(
+        self,
+        config: RLConfig,
+        reward: Reward | None = None,
+        evaluate: Evaluate | None = None,
+        shape: Shape | None = None,
+    ):
+        self.config, self.callback = config, evaluate
+        self.tasks = list(read_tasks(config.train_data))
+        self.dev = list(read_tasks(config.dev_data)) if config.dev_data else []
+        for name, found in ((config.train_data, self.tasks), (config.dev_data, self.dev)):
+            if name and not found:
+                raise SharpenError(f"{name}: no tasks")
+        default = reward or (build_reward(config.reward) if config.reward else None)
+        self.reward = default or TaskReward(config.reward_workers)
+        self.judge = Judge(
+            self.reward, config.drop_stops, config.max_length, config.reward_workers, shape
+        )
+        self.make = find_environment(config.env)
+        self.policy: Any = None
+        self.seconds = np.zeros(2)  # of rollouts and of rewards, in this step
+        self.detector = RLVRHackingDetector() if config.monitor else None
+        self.total = config.max_steps or -(
+            -len(self.tasks) * config.num_epochs // config.tasks_per_step
+        )
+
+    def __enter__(self) -> Practice:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if isinstance(self.reward, TaskReward):
+            self.reward.close()
+
+    def first_state(self) -> Json:
+        state: Json = {"position": 0, "flat_steps": 0, "flat_reward": 0.0}
+        return state | {"monitor": asdict(HackingMonitor())}
+
+    def pick(self, position: int, count: int) -> list[Task]:
+        """The next tasks of an endless order, shuffled anew in every epoch."""
+        names, seed = ("",) * len(self.tasks), self.config.seed
+        places = [divmod(place, len(self.tasks)) for place in range(position, position + count)]
+        return [self.tasks[order(names, seed, epoch)[at]] for epoch, at in places]
+
+    def sampled(self, tasks: list[Task], temperature: float, seed: int) -> list[Trajectory]:
+        config = self.config
+        sampling = Sampling(
+            config.max_tokens, temperature, config.top_p, seed, constrained=config.constrained
+        )
+        return rollout(self.policy, tasks, self.make, sampling, config.max_turns)
+
+    def attempt(self, tasks: list[Task], seed: int) -> list[Group]:
+        """Each task several times, scored."""
+        started = time.monotonic()
+        repeated = [task for task in tasks for _ in range(self.config.group_size)]
+        trajectories = self.sampled(repeated, self.config.temperature, seed)
+        ended = time.monotonic()
+        groups = self.judge.groups(tasks, trajectories)
+        self.seconds += ended - started, time.monotonic() - ended
+        return groups
+
+    def gather(self, state: Json, refills: int = 0) -> tuple[list[Group], Json]:
+        """A step's groups and how long they took. Flat groups are followed by groups of further
+        tasks, `refills` times at most."""
+        config, groups, self.seconds = self.config, list[Group](), np.zeros(2)
+        for _ in range(1 + refills):
+            lively = sum(not group.flat for group in groups)
+            tasks = self.pick(state["position"], config.tasks_per_step - lively)
+            if not tasks:
+                break
+            seed = (config.seed * 1_000_003 + state["position"]) % (1 << 32)
+            state["position"] += len(tasks)
+            groups += self.attempt(tasks, seed)
+        rewards = [group.rewards for group in groups]
+        rewards = rewards if config.group_size > 1 else [np.concatenate(rewards)]
+        state["flat_steps"] = state["flat_steps"] + 1 if all(map(flat, rewards)) else 0
+        state["flat_reward"] = next((float(found[0]) for found in rewards if len(found)), 0.0)
+        made = [sample for group in groups for sample in group.samples]
+        tokens = sum(len(turn.ids) for sample in made for turn in sample.turns)
+        rolled, scored = self.seconds.tolist()
+        row = {"rollout_seconds": rolled, "reward_seconds": scored}
+        return groups, row | {"rollout_tokens_per_s": tokens / max(rolled, 1e-9)}
+
+    def measure(self) -> Json:
+        """The mean score of greedy answers to the dev tasks, and of its parts."""
+        trajectories = self.sampled(self.dev, 0.0, 0)
+        groups = self.judge.groups(self.dev, trajectories)
+        samples = [sample for group in groups for sample in group.samples]
+        if not samples:
+            raise SharpenError(f"no dev task could be scored: {groups[0].dropped[0]}")
+        found = means(samples)
+        row: Json = {f"eval_{name}": value for name, value in found.items() if name}
+        left = len(self.dev) - len(samples)
+        return {"metric": found[""], **row} | ({"eval_dropped": left} if left else {})
+
+    def evaluations(self, step: int) -> Json:
+        """What is measured behind this step, if it is time."""
+        row: Json = {}
+        if step % self.config.eval_steps and step != self.total:
+            return row
+        if self.dev:
+            row |= self.measure()
+        if self.callback:
+            found = self.callback(self.policy, step)
+            row |= found if isinstance(found, Mapping) else {"metric": float(found)}
+        return row
+
+    def check_gate(self) -> None:
+        """Refuse a policy that still calls tools wrongly: RL would drill its mistakes."""
+        if not self.config.gate or not any(task.tools for task in self.dev):
+            return
+        row = self.measure()
+        names = [n for n in row if n.endswith(("tool_accuracy", "exact_call"))] or ["metric"]
+        if row[names[0]] < self.config.gate:
+            raise SharpenError(
+                f"gate: {names[0]} is {row[names[0]]:.3f} on {self.config.dev_data}, below "
+                f"{self.config.gate}; train the model with SFT first, or go on knowingly with "
+                "--force (gate=0)"
+            )
+        print(f"gate: {names[0]} {row[names[0]]:.3f} on {self.config.dev_data}")
+
+    def check_flat(self, state: Json) -> None:
+        """Too many steps in a row in which nothing could be learnt end the run."""
+        if state["flat_steps"] >= self.config.patience_flat:
+            raise SharpenError(
+                f"{state['flat_steps']} steps in a row had only flat rewards, the last of them "
+                f"{state['flat_reward']:g}: take easier or harder tasks, a higher temperature or "
+                "larger groups"
+            )
+
+    def watch(self, groups: list[Group], row: Json, state: Json) -> Json:
+        """The share of samples that look hacked, and an alarm where the reward rises and the
+        evaluation does not."""
+        if not self.detector:
+            return {}
+        hacked = []
+        for group in groups:
+            for sample in group.samples:
+                said = "\n".join(turn.message.content for turn in sample.turns)
+                found = self.detector.detect(said, group.task.instruction)
+                hacked.append(any(finding.score >= SURE for finding in found))
+        rate = sum(hacked) / len(hacked)
+        monitor = HackingMonitor(**state["monitor"])
+        alarm = monitor.update(row["step"], row["reward"], row.get("metric"), hacking_rate=rate)
+        state["monitor"] = asdict(monitor)
+        if alarm:
+            print(f"reward hacking? {alarm.evidence}")
+        return {"hacking_rate": rate} | ({"alarm": alarm.evidence} if alarm else {})
+
+
+@lru_cache(maxsize=4)
+def order(names: tuple[str, ...], seed: int, epoch: int) -> list[int]:
+    return epoch_order(names, seed, epoch)

@@ -1,0 +1,431 @@
+"""GRPO on a pico model that guesses: it learns, says what it could not learn from, trains on the
+ids that were sampled, and goes on after a kill as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+import sharpen.train.practice as practice
+import sharpen.train.run as run_module
+from guessing import accuracy, metrics, tasks, write
+from sharpen.config import ConfigError
+from sharpen.models.load import ModelConfig, load_model
+from sharpen.train.advantages import token_weights
+from sharpen.train.config import GRPOConfig, LearnerConfig
+from sharpen.train.experience import Judge, with_columns
+from sharpen.train.grpo import GRPOTrainer, surrogate_loss, surrogate_of, weighted
+from sharpen.train.learner import Learner
+from sharpen.types import Datum, SharpenError
+
+
+def config(model, data, **more) -> GRPOConfig:
+    given = {"base_model": str(model), "train_data": str(data), "device": "cpu", "full": True}
+    given |= {"max_steps": 4, "tasks_per_step": 4, "group_size": 4, "max_tokens": 8, "beta": 0.0}
+    return GRPOConfig(**(given | {"learning_rate": 1e-3, "save_steps": 1} | more))
+
+
+def code(folder: Path, text: str, name: str = "score") -> str:
+    (folder / "own.py").write_text(text)
+    return f"{folder / 'own.py'}:{name}"
+
+
+def test_it_learns(guesser, tmp_path):
+    settings = {"max_steps": 60, "tasks_per_step": 8, "group_size": 8, "updates_per_step": 2}
+    settings |= {"save_steps": 60, "patience_flat": 99, "beta": 0.02, "seed": 1}
+    GRPOTrainer(config(guesser, tasks(tmp_path), **settings), tmp_path / "run").train()
+    assert accuracy(guesser) < 0.3 and accuracy(tmp_path / "run" / "final") >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("variant", "more"),
+    [
+        ("dapo", {"minibatches": 2}),
+        ("dr_grpo", {}),
+        ("gspo", {"updates_per_step": 2}),
+        ("rloo", {"beta": 0.1}),
+        ("reinforce++", {"importance_cap": 2.0, "full": False, "lora_r": 4, "beta": 0.1}),
+        ("grpo", {"use_advantage": False, "temperature": 0.7, "updates_per_step": 2}),
+    ],
+)
+def test_variants_train_and_their_models_load(guesser, tmp_path, variant, more):
+    trainer = GRPOTrainer(
+        config(guesser, tasks(tmp_path), variant=variant, max_steps=2, **more), tmp_path / "run"
+    )
+    before = trainer.train()
+    rows = metrics(tmp_path / "run")
+    assert before["step"] == 2 and [row["step"] for row in rows] == [1, 2]
+    lively = [row for row in rows if not row["skipped"]]
+    assert lively and all(row["norm"] > 0 and row["mismatch"] < 1e-5 for row in lively)
+    assert ("kl" in lively[0]) == ("beta" in more)
+    load_model(ModelConfig(base_model=str(tmp_path / "run" / "final"), device="cpu"))
+
+
+def test_dapo_is_what_one_field_says(guesser, tmp_path):
+    data = tasks(tmp_path)
+    usual, dapo = config(guesser, data), config(guesser, data, variant="dapo", max_tokens=20)
+    assert (usual.clip_high, usual.refills, usual.overlong_buffer) == (0.2, 0, 0)
+    assert (dapo.clip_high, dapo.refills, dapo.overlong_buffer) == (0.28, 3, 4)
+    own = config(guesser, data, variant="dapo", refills=1, clip_high=0.5)
+    assert (own.clip_high, own.refills) == (0.5, 1)
+
+
+# What is trained on ----------------------------------------------------------------------------
+
+TWO_TURNS = """
+from sharpen.types import Dialog, Message, StopReason
+
+class Echo:
+    def reset(self, task):
+        self.turns = 0
+        return Dialog(task.messages, task.tools, task.id)
+
+    def step(self, message):
+        self.turns += 1
+        if self.turns == 2:
+            return (), StopReason.ANSWERED
+        return (Message("user", "again: " + message.content),), None
+
+def score(task, trajectory):
+    return len(trajectory.turns[0].message.content) + len(trajectory.turns[-1].ids)
+"""
+
+
+def test_trained_ids_are_the_sampled_ids(pico_folder, tmp_path, monkeypatch):
+    """An untrained model's bytes are no text: their ids cannot be found again from it."""
+    seen, trained = [], []
+    walk, step = practice.rollout, Learner.step
+
+    def remembering(*given):
+        seen.extend(walk(*given))
+        return seen
+
+    monkeypatch.setattr(practice, "rollout", remembering)
+    monkeypatch.setattr(Learner, "step", lambda *a: (trained.extend(a[1]), step(*a))[1])
+    own = {"env": code(tmp_path, TWO_TURNS, "Echo"), "reward": f"{tmp_path}/own.py:score"}
+    settings = config(pico_folder, tasks(tmp_path), max_steps=1, max_tokens=40, **own)
+    GRPOTrainer(settings, tmp_path / "run").train()
+    turns = [[list(turn.ids) for turn in made.turns] for made in seen]
+    assert any(len(made) == 2 for made in turns)
+    sampled = [[i for ids in made for i in ids] for made in turns]
+    sampled += [ids for made in turns for ids in made]  # where a turn has a row of its own
+    assert trained and all(d.ids[d.mask].tolist() in sampled for d in trained)
+    for datum in trained:  # and the learner's own log-probabilities are the sampler's
+        assert len(datum.columns["sampler"]) == datum.mask.sum()
+    assert metrics(tmp_path / "run")[0]["mismatch"] < 1e-4
+
+
+def test_flat_groups_are_reported_and_end_the_run(guesser, tmp_path):
+    reward = code(tmp_path, "def score(task, made):\n    return 0.25\n")
+    settings = config(guesser, tasks(tmp_path), reward=reward, max_steps=9, patience_flat=3)
+    with pytest.raises(
+        SharpenError, match=r"3 steps in a row had only flat rewards, the last of them 0.25"
+    ):
+        GRPOTrainer(settings, tmp_path / "run").train()
+    rows = metrics(tmp_path / "run")
+    assert [(row["flat_groups"], row["skipped"], row["trained"]) for row in rows] == [(4, 1, 0)] * 3
+
+
+def test_flat_groups_are_refilled(guesser, tmp_path):
+    """Two of four questions are scored alike for all; further tasks take their place."""
+    reward = code(
+        tmp_path,
+        "def score(task, made):\n    return len(made.turns[0].ids) if task.id in 'ns' else 0.0\n"
+        .replace("len(made.turns[0].ids)", "sum(made.turns[0].ids) % 7"),
+    )  # fmt: skip
+    settings = config(guesser, tasks(tmp_path), reward=reward, refills=2, max_steps=1)
+    GRPOTrainer(settings, tmp_path / "run").train()
+    (row,) = metrics(tmp_path / "run")
+    assert row["samples"] > 16 and row["flat_groups"] >= 2 and not row["skipped"]
+
+
+BAD = {
+    "nan": "float('nan') if len(made.turns[0].ids) % 2 else 1.0 * made.turns[0].ids[0]",
+    "shape": "[1.0, 2.0] if made.turns[0].ids[0] % 2 else 1.0",
+    "raises": "1 / 0",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("shape", "expected a finite number, found "), ("raises", "ZeroDivision")]
+)
+def test_samples_without_a_reward_are_dropped_and_counted(guesser, tmp_path, kind, reason):
+    body = BAD[kind] if kind != "raises" else "1 / (made.turns[0].ids[0] % 2)"
+    reward = code(tmp_path, f"def score(task, made):\n    return {body}\n")
+    GRPOTrainer(config(guesser, tasks(tmp_path), reward=reward), tmp_path / "run").train()
+    rows = [row for row in metrics(tmp_path / "run") if row["dropped"]]
+    assert rows and all(row["dropped"] + row["samples"] == 16 for row in rows)
+    assert reason in rows[0]["dropped_why"]
+
+
+def test_a_step_without_any_score_is_an_error(guesser, tmp_path):
+    reward = code(tmp_path, "def score(task, made):\n    return float('nan')\n")
+    with pytest.raises(SharpenError, match=r"no sample of the step could be scored: reward: .*nan"):
+        GRPOTrainer(config(guesser, tasks(tmp_path), reward=reward), tmp_path / "run").train()
+
+
+def test_long_prompts_and_unwanted_ends_are_reported(guesser, tmp_path):
+    data = tasks(tmp_path)
+    with open(data, "a") as file:
+        for word in ("x" * 9000, "y" * 60):
+            row = {"id": word[0], "instruction": word, "gold": {"answer": "A"}, "kind": "exact"}
+            file.write(json.dumps(row) + "\n")
+    settings = config(guesser, data, tasks_per_step=6, max_steps=1, max_length=60)
+    GRPOTrainer(settings, tmp_path / "run").train()
+    (row,) = metrics(tmp_path / "run")
+    assert row["dropped"] == 8 and row["dropped_why"].startswith(("context: ", "length: "))
+    settings = config(guesser, tasks(tmp_path), drop_stops=("answered",))
+    with pytest.raises(SharpenError, match="answered: not to be trained on"):
+        GRPOTrainer(settings, tmp_path / "other").train()
+
+
+# Around the steps ------------------------------------------------------------------------------
+
+
+def test_evaluation_callback_and_monitor(guesser, tmp_path):
+    data, seen = tasks(tmp_path), []
+
+    def evaluate(policy, step):
+        seen.append(step)
+        return {"own": 0.5}
+
+    settings = config(guesser, data, dev_data=data, eval_steps=2, monitor=True, max_steps=3)
+    figures = GRPOTrainer(settings, tmp_path / "run", evaluate=evaluate).train()
+    rows = metrics(tmp_path / "run")
+    assert seen == [2, 3] and "metric" not in rows[0] and rows[1]["own"] == 0.5
+    assert 0 <= rows[1]["eval_correctness"] <= 1 and figures["metric"] == rows[2]["metric"]
+    assert all(0 <= row["hacking_rate"] <= 1 for row in rows)
+
+
+def test_the_gate_asks_for_tool_accuracy_first(sharpen, pico_folder, tmp_path):
+    tool = {"type": "function", "function": {"name": "clock", "description": "", "parameters": {}}}
+    gold = {"calls": [{"name": "clock", "arguments": {}}]}
+    row = {"id": "t", "instruction": "time?", "tools": [tool], "gold": gold, "kind": "call"}
+    data = write(tmp_path / "calls.jsonl", [row])
+    command = ["train", "grpo", "--sft-model", str(pico_folder), "--data", data, "--dev-data", data]
+    command += ["--max-steps", "1", "--reward", "calls", "device=cpu", "max_tokens=4", "lora_r=2"]
+    code, _, err = sharpen(*command, "--output", str(tmp_path / "run"))
+    assert code == 2 and err.startswith("error: gate: ") and "--force" in err
+    code, out, err = sharpen(*command, "--output", str(tmp_path / "forced"), "--force", "--json")
+    assert code == 0, err
+    assert "gate: not asked, by --force" in out
+    told = json.loads(out.splitlines()[-1])
+    assert told["path"] == str(tmp_path / "forced" / "final") and told["step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"group_size": 1}, "group_size"),
+        ({"variant": "gpro"}, "variant"),
+        ({"batch_size": 8}, "batch_size"),
+        ({"lora_dropout": 0.1}, "lora_dropout"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"groupsize": 4}, "did you mean 'group_size'"),
+    ],
+)
+def test_wrong_settings(guesser, given, problem):
+    with pytest.raises(ConfigError, match=problem):
+        config(guesser, "x.jsonl", **given)
+
+
+def test_no_tasks_is_one_line(guesser, tmp_path):
+    with pytest.raises(SharpenError, match=r"empty.jsonl: no tasks"):
+        GRPOTrainer(config(guesser, write(tmp_path / "empty.jsonl", [])))
+
+
+# Stopping and continuing -----------------------------------------------------------------------
+
+PLACES = {
+    "rollout": (practice, "rollout"),
+    "reward": (Judge, "judged"),
+    "update": (Learner, "forward_backward"),
+    "save": (run_module, "save_checkpoint"),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(guesser, tmp_path_factory) -> Path:
+    """Uninterrupted, with a reference, several updates, refills, evaluations and the monitor."""
+    folder = tmp_path_factory.mktemp("whole")
+    for name, full in (("full", True), ("lora", False)):
+        GRPOTrainer(resumed(guesser, tasks(folder), full), folder / name).train()
+    return folder
+
+
+def resumed(guesser, data, full) -> GRPOConfig:
+    more = {"beta": 0.05, "minibatches": 2, "variant": "dapo", "full": full, "lora_r": 4}
+    more |= {"dev_data": data, "eval_steps": 2, "monitor": True, "save_steps": 2, "max_steps": 5}
+    return config(guesser, data, **more)
+
+
+@pytest.mark.parametrize(
+    ("place", "full", "at"),
+    [
+        ("rollout", True, (4, 5)), ("reward", False, (30, 60)),
+        ("update", False, (5, 3)), ("save", True, (0, 1)),
+    ],
+)  # fmt: skip
+def test_resume_is_bit_identical(guesser, whole, tmp_path, monkeypatch, place, full, at):
+    """Stopped twice in one part of a step, the run repeats an uninterrupted one."""
+    settings = resumed(guesser, str(whole / "tasks.jsonl"), full)
+    whole = whole / ("full" if full else "lora")
+    owner, name = PLACES[place]
+    original = getattr(owner, name)
+
+    class Killed(BaseException):
+        pass
+
+    for last in at:
+        calls = iter(range(1000))
+
+        def dying(*given, last=last, calls=calls):
+            if next(calls) == last:
+                raise Killed
+            return original(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, dying)
+            with pytest.raises(Killed):
+                GRPOTrainer(settings, tmp_path / "parts").train()
+    GRPOTrainer(settings, tmp_path / "parts").train()
+    assert metrics(tmp_path / "parts") == metrics(whole)
+    file = "final/model.safetensors" if full else "final/adapter_model.safetensors"
+    assert (tmp_path / "parts" / file).read_bytes() == (whole / file).read_bytes()
+
+
+KILLER = """
+import importlib, os, signal, sys
+from sharpen.cli.main import main
+
+module, path, last = sys.argv[1].split(":")
+*outer, name = path.split(".")
+owner = importlib.import_module(module)
+for part in outer:
+    owner = getattr(owner, part)
+original, left = getattr(owner, name), int(last)
+
+def dying(*given, **more):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*given, **more)
+
+setattr(owner, name, dying)
+sys.argv = ["sharpen", *sys.argv[2:]]
+main()
+"""
+KILLS = {
+    "rollout": "sharpen.policy.engine:Engine.harvest:5",
+    "reward": "sharpen.train.experience:Judge.judged:20",
+    "update": "sharpen.train.learner:Learner.gather_gradients:2",
+    "save": "safetensors.torch:save_file:1",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["grpo", "ppo"])
+def test_kill_9_anywhere(guesser, tmp_path, verb):
+    """Really killed in rollout, in reward, in update and in save, the same command goes on."""
+    data, script = tasks(tmp_path), tmp_path / "killer.py"
+    script.write_text(KILLER)
+    command = ["train", verb, "--sft-model", str(guesser), "--data", data, "--max-steps", "8"]
+    command += ["--save-steps", "1", "--output", "OUT", "device=cpu", "max_tokens=8", "lora_r=4"]
+    command += ["tasks_per_step=4", "group_size=4"] if verb == "grpo" else ["num_rollouts=16"]
+    whole, parts = ([x.replace("OUT", str(tmp_path / n)) for x in command] for n in ("w", "p"))
+    subprocess.run([sys.executable, "-m", "sharpen.cli.main", *whole], check=True)
+    for target in KILLS.values():
+        done = subprocess.run([sys.executable, str(script), target, *parts], env=os.environ)
+        assert done.returncode == -signal.SIGKILL
+    subprocess.run([sys.executable, "-m", "sharpen.cli.main", *parts], check=True)
+    assert metrics(tmp_path / "p") == metrics(tmp_path / "w")
+    files = [tmp_path / n / "final" / "adapter_model.safetensors" for n in ("p", "w")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+# Against TRL -----------------------------------------------------------------------------------
+
+ORACLE = Path(__file__).parents[1] / ".venv-oracle" / "bin" / "python"
+THEIRS = {
+    "grpo": {"loss_type": "grpo", "beta": 0.1},
+    "dapo": {"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.0},
+    "dr_grpo": {"loss_type": "dr_grpo", "max_completion_length": 40, "beta": 0.1},
+    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence", "beta": 0.05},
+    "rloo": {"beta": 0.0},
+}
+
+
+@pytest.fixture(scope="module")
+def samples(pico_folder) -> tuple[list[Datum], np.ndarray]:
+    """Rows of other lengths whose old log-probabilities lie on both sides of every clip."""
+    chance, rows = np.random.default_rng(0), []
+    for prompt, answer in ((5, 9), (12, 3), (7, 30), (20, 17)):
+        mask = np.arange(prompt + answer) >= prompt
+        ids = chance.integers(0, 250, len(mask)).astype(np.int32)
+        rows.append(Datum(ids, mask))
+    model = load_model(ModelConfig(base_model=str(pico_folder), device="cpu"))
+    now = Learner(model.requires_grad_(True), LearnerConfig(), 1).logprobs(rows)
+    near = [found + chance.normal(0, 0.3 / len(found), len(found)) + shift for found, shift in
+            zip(now, (0.0, 0.3, -0.02, 0.05), strict=True)]  # fmt: skip
+    far = [found + chance.normal(0, 0.5, len(found)) for found in now]
+    advantages = np.array([1.2, -0.7, 0.4, -0.9], np.float32)
+    return with_columns(rows, advantage=advantages, old=near, reference=far), advantages
+
+
+@pytest.fixture(scope="module")
+def told(pico_folder, samples, tmp_path_factory) -> tuple[dict, dict]:
+    work, (rows, advantages) = tmp_path_factory.mktemp("trl"), samples
+    given = [
+        {
+            "prompt_ids": d.ids[~d.mask].tolist(),
+            "completion_ids": d.ids[d.mask].tolist(),
+            "old_per_token_logps": d.columns["old"].tolist(),
+            "ref_per_token_logps": d.columns["reference"].tolist(),
+        }
+        for d in rows
+    ]
+    common = {"method": "policy", "model": str(pico_folder), "adapter": "", "rows": given}
+    common["advantages"] = advantages.tolist()
+    jobs = {
+        name: common
+        | {"variant": name, "settings": settings, "whole": str(work / f"{name}.safetensors")}
+        for name, settings in THEIRS.items()
+    }
+    (work / "jobs.json").write_text(json.dumps(jobs))
+    command = [str(ORACLE), str(Path(__file__).with_name("oracle_trl.py")), str(work / "jobs.json")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return jobs, json.loads((work / "answer.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", THEIRS)
+@pytest.mark.parametrize("budget", [100_000, 60])
+def test_loss_and_gradients_equal_trls(pico_folder, samples, told, variant, budget):
+    """In one batch and cut anyhow."""
+    rows, _ = samples
+    jobs, answers = told
+    settings = THEIRS[variant]
+    given = {"variant": variant, "beta": settings["beta"], "max_tokens": 40}
+    how = surrogate_of(GRPOConfig(train_data="x", **given))
+    weights = token_weights([int(d.mask.sum()) for d in rows], variant, 40)
+    model = load_model(ModelConfig(base_model=str(pico_folder), device="cpu"))
+    learner = Learner(model.requires_grad_(True), LearnerConfig(token_budget=budget), 1)
+    sums: dict = {}
+    loss = learner.accumulate(
+        weighted(rows, np.arange(4), np.array(weights)), surrogate_loss(how, sums), 1.0
+    )
+    assert loss == pytest.approx(answers[variant], rel=1e-5, abs=1e-6)
+    wanted = load_file(jobs[variant]["whole"])
+    for name, parameter in learner.trained.items():
+        np.testing.assert_allclose(parameter.grad, wanted[name], rtol=1e-3, atol=1e-6)
+    assert sums["clip_fraction"] > 0
