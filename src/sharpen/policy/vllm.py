@@ -56,7 +56,7 @@ class VLLMPolicy:
         limits: RemoteLimits = LIMITS,
     ):
         self.url, self.model, self.renderer = checked_url(url), model, renderer
-        self.api_key_env, self.limits = api_key_env, limits
+        self.api_key_env, self.limits, self.rows = api_key_env, limits, limits.concurrency
         self.serving, self.digest = model, ""  # the name that answers, its adapter's SHA-256
         self.under_way: dict[Future[Any], Hashable] = {}
         self.refused: list[tuple[Any, Sampled]] = []
@@ -105,6 +105,13 @@ class VLLMPolicy:
                     sampled = Sampled((), (), *failure_of(refusal, key_from(self.api_key_env)))
                 done.append((self.under_way.pop(answer), sampled))
         return done
+
+    @property
+    def idle(self) -> bool:
+        return not self.under_way and not self.refused
+
+    def forget(self) -> None:
+        """The cache is the server's: which answers share a batch there is not ours to say."""
 
     def body(self, prompt: Sequence[int], sampling: Sampling, **more: Any) -> Json:
         """Only our stop tokens end a turn, whatever the model's own configuration says."""
