@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,9 @@ from typing import Any
 import httpx2
 
 from sharpen.calls import compact_json
+from sharpen.policy import remote
 from sharpen.policy.local import respond
-from sharpen.policy.remote import (
-    Refused,
-    RemoteLimits,
-    asked,
-    bearer,
-    checked_url,
-    failure_of,
-    key_from,
-)
+from sharpen.policy.remote import Refused, RemoteLimits
 from sharpen.records import sha256_folder
 from sharpen.render import Renderer
 from sharpen.types import Dialog, Json, Sampled, Sampling, SharpenError, StopReason, ToolSpec, Turn
@@ -55,13 +48,13 @@ class VLLMPolicy:
         api_key_env: str = "",
         limits: RemoteLimits = LIMITS,
     ):
-        self.url, self.model, self.renderer = checked_url(url), model, renderer
+        self.url, self.model, self.renderer = remote.checked_url(url), model, renderer
         self.api_key_env, self.limits, self.rows = api_key_env, limits, limits.concurrency
         self.serving, self.digest = model, ""  # the name that answers, its adapter's SHA-256
-        self.under_way: dict[Future[Any], Hashable] = {}
+        self.under_way: dict[Future[Any], Any] = {}
         self.refused: list[tuple[Any, Sampled]] = []
         self.gate = asyncio.Semaphore(self.limits.concurrency)
-        headers = bearer(key_from(api_key_env))
+        headers = remote.bearer(remote.key_from(api_key_env))
         pool = httpx2.Limits(max_connections=self.limits.concurrency)
         self.client = httpx2.AsyncClient(headers=headers, timeout=None, limits=pool)
         self.loop = asyncio.new_event_loop()
@@ -79,11 +72,7 @@ class VLLMPolicy:
         return respond(self, dialogs, sampling)
 
     def submit(
-        self,
-        key: Hashable,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        tools: Sequence[ToolSpec] = (),
+        self, key: Any, prompt: Sequence[int], sampling: Sampling, tools: Sequence[ToolSpec] = ()
     ) -> None:
         if sampling.constrained and tools:
             raise SharpenError("constrained decoding: the vLLM policy has none; use a local model")
@@ -102,7 +91,9 @@ class VLLMPolicy:
                 try:
                     sampled = answer.result()
                 except Refused as refusal:
-                    sampled = Sampled((), (), *failure_of(refusal, key_from(self.api_key_env)))
+                    sampled = Sampled(
+                        (), (), *remote.failure_of(refusal, remote.key_from(self.api_key_env))
+                    )
                 done.append((self.under_way.pop(answer), sampled))
         return done
 
@@ -186,7 +177,7 @@ class VLLMPolicy:
         )
 
     def send(self, route: str, body: Json | None, read: Callable[[bytes], Any]) -> Future[Any]:
-        work = asked(self.client, self.gate, self.limits, self.url + route, body, read)
+        work = remote.asked(self.client, self.gate, self.limits, self.url + route, body, read)
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def ask(
@@ -196,7 +187,7 @@ class VLLMPolicy:
         try:
             return self.send(route, body, read).result()
         except Refused as refusal:
-            reason = failure_of(refusal, key_from(self.api_key_env))[1]
+            reason = remote.failure_of(refusal, remote.key_from(self.api_key_env))[1]
             raise SharpenError(f"vLLM at {self.url}{route}: {reason}") from None
 
     def close(self) -> None:
