@@ -47,7 +47,8 @@ Verified = tuple[str, Task]  # what tells a proposal from others, and the task t
 
 
 class SelfPlay:
-    """`solver` may be the same policy as the proposer's; it answers each proposal `samples` times.
+    """`solver` is a policy, or a function that gives it, such as `lambda: trainer.practice.policy`
+    where the proposer solves too; it answers each proposal `samples` times.
     One proposal is scored at a time: policies need not be safe for threads."""
 
     def __init__(
@@ -110,7 +111,8 @@ class SelfPlay:
 
     def pass_rate(self, task: Task) -> float:
         """The share of the solver's answers that are right; a server's failure says nothing."""
-        answers = rollout(self.solver, [task] * self.samples, self.make, self.sampling)
+        solver = self.solver() if callable(self.solver) else self.solver
+        answers = rollout(solver, [task] * self.samples, self.make, self.sampling)
         fair = [answer for answer in answers if answer.stop not in UNTRUE]
         if not fair:
             raise SharpenError(f"task {task.id}: the solver never answered: {answers[0].stop}")
