@@ -111,7 +111,7 @@ class SelfPlay:
 
     def pass_rate(self, task: Task) -> float:
         """The share of the solver's answers that are right; a server's failure says nothing."""
-        solver = self.solver() if callable(self.solver) else self.solver
+        solver: Any = self.solver() if callable(self.solver) else self.solver
         answers = rollout(solver, [task] * self.samples, self.make, self.sampling)
         fair = [answer for answer in answers if answer.stop not in UNTRUE]
         if not fair:
