@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_the_six_are_trained_and_shown(config, tmp_path):
     assert len(losses) > 3  # methods differ, as what they train on does
     page = (tmp_path / "out" / "report.html").read_text()
     assert "not a result" in page and "broken failed" in page and "<svg" in page
-    assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl", "")
+    assert not re.search(r"""(src|href)=["']?http|url\(http|@import|<script""", page)
     for name in ("bars_dev_loss", "curves", "pareto"):
         assert (tmp_path / "out" / f"{name}.png").is_file()
     # what is done is not done again
