@@ -103,6 +103,15 @@ def test_comparing_with_other_items_is_an_error(sharpen):
     assert code == 2 and "a: is of other items than kv_retrieval:5's" in err
 
 
+def test_one_s_own_tasks_and_a_comparison_without_general_items(sharpen, agent_data):
+    spec = f"tasks:{agent_data / 'agent_benchmark/selection/test.jsonl'}"
+    command = ["evaluate", "--model", "baseline:gold", "--output"]
+    assert sharpen(*command, "a", "--benchmark", SELECTION, "--no-general")[0] == 0
+    code, out, _ = sharpen(*command, "b", "--benchmark", spec, "--compare", "a", "--json")
+    assert code == 0 and last(out)["comparison"]["metrics"]["accuracy"]["count"] == 19
+    assert last(out)["comparison"]["general"] == {}
+
+
 def test_the_cache_knows_what_was_asked():
     gold = AgentTrainingEvaluator(SELECTION, "first", options=QUIET)
     wanted = gold.evaluate("baseline:gold")

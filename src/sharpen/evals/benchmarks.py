@@ -290,18 +290,20 @@ def agent_suite(name: str, tasks: Sequence[Task]) -> Suite:
 
 
 def load_benchmark(spec: str, user: Policy | None = None) -> Suite:
-    """`agent_benchmark[/PART]:SPLIT`, `general`, `NAME:PATH`, or `NAME:NUMBER` of a made one. The
-    `user` is who plays the user where a benchmark has one."""
+    """`agent_benchmark[/PART]:SPLIT`, `tasks:PATH` (rows of one's own), `general`, `NAME:PATH`, or
+    `NAME:NUMBER` of a made one. `user` plays the user where a benchmark has one."""
     name, _, rest = spec.partition(":")
-    if name.split("/")[0] == AGENT:
-        return agent_suite(spec, list(read_tasks(spec)))
+    if name.split("/")[0] == AGENT or (name == "tasks" and rest):
+        return agent_suite(spec, list(read_tasks(rest if name == "tasks" else spec)))
     if name == GENERAL:
         rows = read_jsonl(Path(__file__).with_name("general.jsonl"))
         tasks = [task_from_row(row.value, row.where) for row in rows]
         kept = [task for task in tasks if rest in ("", task.kind, task.metadata["category"])]
         return Suite(spec, kept, Verified(), metrics=("accuracy",), max_tokens=128)
     if name not in BENCHMARKS:
-        known = ", ".join([f"{AGENT}:SPLIT", GENERAL, *(f"{each}:PATH" for each in BENCHMARKS)])
+        known = ", ".join(
+            [f"{AGENT}:SPLIT", "tasks:PATH", GENERAL, *(f"{each}:PATH" for each in BENCHMARKS)]
+        )
         raise SharpenError(f"benchmark {spec!r}: expected {known}")
     entry = BENCHMARKS[name]
     if entry.generate and (rest.isdigit() or not entry.format):
