@@ -20,7 +20,7 @@ from sharpen.rewards.hacking import SURE, HackingMonitor, RLVRHackingDetector
 from sharpen.rollout import find_environment, rollout
 from sharpen.train.batching import epoch_order
 from sharpen.train.config import RLConfig
-from sharpen.train.experience import Group, Judge, Shape, TaskReward, flat, means
+from sharpen.train.experience import Group, Judge, Shape, TaskReward, as_figures, flat, means
 from sharpen.types import Json, Reward, Sampling, SharpenError, Task, Trajectory
 
 Evaluate = Callable[[Any, int], float | Mapping[str, float]]  # policy, step
@@ -131,8 +131,7 @@ class Practice:
         if self.dev:
             row |= self.measure()
         if self.callback:
-            found = self.callback(self.policy, step)
-            row |= found if isinstance(found, Mapping) else {"metric": float(found)}
+            row |= as_figures(self.callback(self.policy, step))
         return row
 
     def check_gate(self) -> None:
