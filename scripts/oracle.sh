@@ -9,5 +9,6 @@ python="${PYTHON:-.venv/bin/python}"
 # The call checker alone is wanted of bfcl-eval: none of its dependencies, and not its data, which
 # must never be read.
 .venv-oracle/bin/python -m pip install --quiet --no-deps bfcl-eval==2026.3.23
+.venv-oracle/bin/python -m pip install --quiet --no-deps pytrec-eval-terrier==0.5.11
 rm -rf .venv-oracle/lib/python3*/site-packages/bfcl_eval/data
 .venv-oracle/bin/python -c 'import mergekit, torch; print("oracle ready, torch", torch.__version__)'

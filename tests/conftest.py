@@ -75,6 +75,16 @@ def guesser(pico_folder, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def agent_data(tmp_path_factory) -> Path:
+    """A small build of the three sets."""
+    from sharpen.data.generate.build import Sizes, build_data
+
+    folder = tmp_path_factory.mktemp("data") / "built"
+    build_data(folder, 3, Sizes(dialogs=3, tasks=0.25, extended=0), workers=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def smollm2_tokenizer():
     from sharpen.models.find import find_model
     from sharpen.models.load import load_tokenizer

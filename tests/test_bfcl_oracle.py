@@ -1,6 +1,7 @@
-"""Our call evaluator against the BFCL AST checker, on the external rows that have answers and on
-rows made here, each with many mutations. The checker lives in .venv-oracle, which
-`scripts/oracle.sh` makes; its own data is not there and is never read."""
+"""Our call evaluator, and the benchmark `bfcl:PATH` as a whole, against the BFCL AST checker, on
+the external rows that have answers and on rows made here, each with many mutations. The checker
+lives in .venv-oracle, which `scripts/oracle.sh` makes; its own data is not there and is never
+read."""
 
 from __future__ import annotations
 
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from sharpen.evals.benchmarks import load_benchmark
+from sharpen.evals.evaluator import AgentTrainingEvaluator
 from sharpen.rewards.calls import ToolCallEvaluator
-from sharpen.types import ToolSpec
+from sharpen.types import Message, ToolCall, ToolSpec, Turn
 from sharpen.world.gold import example
 
 pytestmark = pytest.mark.slow
@@ -376,3 +379,43 @@ def test_external_rows_with_answers(shared_data):
 
 def test_rows_made_here():
     compare(list(made_cases()))
+
+
+class Mutant:
+    """Makes one of the sets of calls that were given for an item."""
+
+    def __init__(self, made):
+        self.made = made
+
+    def respond(self, dialogs, sampling):
+        said = [tuple(ToolCall(**call) for call in self.made[dialog.id]) for dialog in dialogs]
+        return [Turn(Message("assistant", tool_calls=calls)) for calls in said]
+
+
+def test_the_benchmark_scores_as_bfcl_does(shared_data):
+    folder, rng = shared_data / "bfcl" / "unused_datasets", random.Random(2)
+    suite = load_benchmark(f"bfcl:{folder / 'question'}")
+    docs, wanted, sets = {}, {}, {}
+    for part in PARTS:
+        name = f"BFCL_v4_{part}.json"
+        for row in read_lines(folder / "possible_answer" / name):
+            wanted[row["id"]] = row["ground_truth"]
+        for row in read_lines(folder / "question" / name):
+            docs[row["id"]] = part, row["function"]
+    kept = [task.id for task in suite.tasks]
+    wanted = {name: [as_answer(answer) for answer in wanted[name]] for name in kept}
+    for name in kept:
+        found = list(sets_of_calls([named(answer) for answer in wanted[name]], rng))
+        sets[name] = json.loads(json.dumps([found[0], *rng.sample(found, 9)]))  # no tuples
+    cases, ours_said = [], []
+    for turn in range(10):
+        judge = AgentTrainingEvaluator(suite, options={"general": False})
+        judge.evaluate(Mutant({name: sets[name][turn] for name in kept}))
+        ours_said += [row["metrics"]["accuracy"] == 1 for row in judge.items[0]]
+        for name in kept:
+            part, functions = docs[name]
+            category = "parallel" if len(wanted[name]) > 1 else part
+            cases.append(case(functions, wanted[name], sets[name][turn], category))
+    verdicts = [verdict is True for verdict in oracle(cases)]
+    assert len(cases) > 3000 and verdicts == ours_said
+    assert all(verdicts[: len(kept)]) and verdicts.count(False) > 1000

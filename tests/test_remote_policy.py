@@ -149,9 +149,9 @@ def test_retry_after_reads_numbers_dates_and_nonsense():
     ("reply", "said"),
     [
         ((500, {}, "engine is dead"), "HTTP 500: engine is dead"),
-        ((200, {}, "{broken"), "not a chat completion: JSONDecodeError"),
-        ((200, {}, "[]"), "not a chat completion"),
-        ((200, {}, '{"choices": []}'), "not a chat completion"),
+        ((200, {}, "{broken"), "the answer cannot be read: JSONDecodeError"),
+        ((200, {}, "[]"), "the answer cannot be read"),
+        ((200, {}, '{"choices": []}'), "the answer cannot be read"),
         (
             (200, {}, '{"choices": [{"message": {"content": 3}, "finish_reason": "stop"}]}'),
             "RowError",

@@ -42,10 +42,13 @@ _PUBLIC = {
     "Renderer": "sharpen.render",
     "LocalPolicy": "sharpen.policy.local",
     "RemotePolicy": "sharpen.policy.remote",
+    "VLLMPolicy": "sharpen.policy.vllm",
     **dict.fromkeys(("Judge", "JudgeConfig"), "sharpen.rewards.judge"),
     **dict.fromkeys(
         ("RLVRHackingDetector", "RLVRRewardShaping", "HackingMonitor"), "sharpen.rewards.hacking"
     ),
+    **dict.fromkeys(("AgentTrainingEvaluator", "EvaluateOptions"), "sharpen.evals.evaluator"),
+    "evaluate_merged": "sharpen.evals.abilities",
     "ModelConfig": "sharpen.models.load",
     "LoRAConfig": "sharpen.models.load",
     **dict.fromkeys(

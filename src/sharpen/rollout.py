@@ -31,7 +31,14 @@ from sharpen.types import (
     Turn,
 )
 
-ENVIRONMENTS = {"toolworld": ("sharpen.envs.toolworld", "ToolWorld")}
+ENVIRONMENTS = {
+    "toolworld": ("sharpen.envs.toolworld", "ToolWorld"),
+    "python": ("sharpen.envs.python", "PythonTools"),
+    "math": ("sharpen.envs.math", "Mathematics"),
+    "code": ("sharpen.envs.code", "Programming"),
+    "sql": ("sharpen.envs.sql", "SQL"),
+    "auto": ("sharpen.envs.auto", "Auto"),  # by the task
+}
 MakeEnvironment = Callable[[], Environment]
 THREADS = 64  # environments at work at once, of those that are not `inline`
 

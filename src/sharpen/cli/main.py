@@ -17,6 +17,7 @@ from sharpen.types import SharpenError
 VERBS = {
     "run": ("sharpen.cli.run:run", "Run a recipe: typed stages in order, finished ones skipped."),
     "train": ("sharpen.cli.train:app", "Train a model: sft, reward."),
+    "evaluate": ("sharpen.cli.evaluate:evaluate", "Measure a model on a benchmark."),
     "data": ("sharpen.cli.data:app", "Check, preview and measure dialogs."),
     "models": ("sharpen.cli.models:app", "Pull and list models."),
     "estimate": ("sharpen.cli.estimate:estimate", "Parameters, memory and time of a recipe."),

@@ -1,5 +1,7 @@
-"""The built sets by name: `agent_sft:train`, `agent_benchmark:test`, `agent_benchmark/timing:dev`,
-`agent_tools`. They live in `$SHARPEN_DATA`, else in the user's cache, and are built on first use.
+"""Data by name: the built sets `agent_sft:train`, `agent_benchmark:test`,
+`agent_benchmark/timing:dev`, `agent_tools`, and tasks made on the spot, as
+`procedural/arithmetic:train?levels=0-2`. The sets live in `$SHARPEN_DATA`, else in the user's
+cache, and are built on first use.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sharpen.calls import assistant_text
+from sharpen.calls import assistant_text, compact_json
 from sharpen.data.generate.build import USUAL, build_data, plan_files
+from sharpen.data.procedural import PREFIX, procedural_tasks
 from sharpen.records import Row, cache_folder, read_jsonl, sha256_file
 from sharpen.render import Renderer, tools_block
-from sharpen.rows import call_from_wire, dialog_from_row, task_from_row
+from sharpen.rows import call_from_wire, dialog_from_row, task_from_row, task_to_row
 from sharpen.types import Dialog, Json, Message, Preference, Scorer, SharpenError, Task, ToolCall
 from sharpen.world.episode import shipped_world
 from sharpen.world.state import seeded
@@ -45,7 +48,7 @@ def resolve(name: str) -> list[Path]:
         raise SharpenError(
             f"{name!r}: neither a file nor agent_tools, agent_sft:SPLIT, agent_benchmark:SPLIT or "
             "agent_benchmark/PART:SPLIT; splits are train, dev, test, parts selection, planning, "
-            "timing, end_to_end"
+            "timing, end_to_end; tasks can be procedural/KIND:SPLIT too"
         )
     folder = data_folder()
     if not (folder / "manifest.json").is_file():
@@ -57,6 +60,11 @@ def resolve(name: str) -> list[Path]:
 
 
 def read_rows(name: str) -> Iterator[Row]:
+    if name.startswith(PREFIX):
+        for task in procedural_tasks(name):
+            row = task_to_row(task)
+            yield Row(f"{name}:{task.id}", row, compact_json(row).encode())
+        return
     for path in resolve(name):
         yield from read_jsonl(path)
 

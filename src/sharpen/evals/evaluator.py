@@ -1,17 +1,35 @@
-"""Run tasks through a policy and score them: one record a task, one figure a metric."""
+"""Evaluate a model: tasks → answers → scores by the same rewards that train → figures with
+intervals, and the same against another evaluation, item by item."""
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
-from sharpen.evals.intervals import Figure, figure
-from sharpen.progress import progress
-from sharpen.rollout import MakeEnvironment, OneTurn, rollout
+from pydantic import Field
+
+from sharpen import records
+from sharpen.config import Config, parse_config, read_yaml
+from sharpen.evals.benchmarks import AGENT, GENERAL, agent_suite, load_benchmark
+from sharpen.evals.intervals import Difference, Figure, figure, paired
+from sharpen.evals.items import (
+    EvaluationConfig,
+    Items,
+    Suite,
+    answered,
+    code_digest,
+    collect,
+)
+from sharpen.evals.metrics import METRICS, find_metrics, summarise
+from sharpen.evals.perturb import Perturbation, Perturbed
+from sharpen.evals.subjects import Subject, find_subject
+from sharpen.rollout import MakeEnvironment, OneTurn
 from sharpen.rows import message_to_wire
-from sharpen.types import Json, Policy, Reward, Sampling, SharpenError, Task, Trajectory
-
-CHUNK = 32  # tasks between two progress reports
+from sharpen.types import Json, Policy, Reward, Sampling, Score, SharpenError, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,26 +48,18 @@ def evaluate(
     max_turns: int = 8,
 ) -> Evaluation:
     """The policy acts in each task's environment (none: it answers once), the reward scores."""
-    if not tasks:
-        raise SharpenError(f"{title}: there are no tasks to evaluate")
-    records: list[Json] = []
-    with progress(title, len(tasks)) as advance:
-        for start in range(0, len(tasks), CHUNK):
-            chunk = tasks[start : start + CHUNK]
-            trajectories = rollout(policy, chunk, make, sampling, max_turns)
-            for task, trajectory in zip(chunk, trajectories, strict=True):
-                records.append(record(task, trajectory, reward))
-            advance(len(chunk))
-    names = [key for row in records for key, value in row.items() if isinstance(value, float)]
+    suite = Suite(title, tasks, reward, make, max_turns=max_turns)
+    rows = [record(*one) for chunk in answered(policy, suite, tasks, sampling) for one in chunk]
+    names = [key for row in rows for key, value in row.items() if isinstance(value, float)]
     figures = {}
     for name in dict.fromkeys([*names, "tokens"]):
-        figures[name] = figure([float(row[name]) for row in records if name in row])
-    return Evaluation(figures, records)
+        figures[name] = figure([float(row[name]) for row in rows if name in row])
+    return Evaluation(figures, rows)
 
 
-def record(task: Task, trajectory: Trajectory, reward: Reward) -> Json:
-    score = reward.score(task, trajectory)
+def record(task: Task, trajectory: Trajectory, score: Score) -> Json:
     turns = trajectory.turns
+    about = {key: value for key, value in trajectory.metadata.items() if key != "seconds"}
     return {
         "id": task.id,
         "stop": trajectory.stop.value,
@@ -60,5 +70,181 @@ def record(task: Task, trajectory: Trajectory, reward: Reward) -> Json:
         "turns": len(turns),
         "unparsed": [bad.raw for turn in turns for bad in turn.message.unparsed],
         "tokens": sum(len(turn.ids) for turn in turns),
-        **trajectory.metadata,
+        **about,
     }
+
+
+class EvaluateOptions(Config):
+    """How an evaluation is run."""
+
+    limit: int = Field(0, ge=0)  # items of the benchmark; 0 is all
+    perturb: tuple[str, ...] = ()
+    general: bool = True  # also the fixed set of items that need no tool
+    max_tokens: int = Field(0, ge=0)  # of an answer; 0 leaves it to the benchmark
+    temperature: float = Field(0.0, ge=0)
+    seed: int = 0
+    api_key_env: str = ""
+    user: str = ""  # the model that plays the user, where a benchmark has one
+    own_folder: bool = False  # each evaluation in one of its own below `output`
+
+
+class AgentTrainingEvaluator:
+    """`AgentTrainingEvaluator(AgentTrainingUsage()).evaluate(model)`. The loader gives tasks by
+    `iter_samples(split)`, or is a suite or a benchmark's name. With an `output` folder every item
+    is kept there and the same call goes on where it stopped; `results` has all that was found."""
+
+    def __init__(
+        self,
+        benchmark_loader: Any = AGENT,
+        output: str | Path | None = None,
+        tokenizer: Any = None,
+        options: EvaluateOptions | Json | None = None,
+    ):
+        if not isinstance(options, EvaluateOptions):
+            options = parse_config(EvaluateOptions, options or {}, "evaluate")
+        self.loader, self.options, self.tokenizer = benchmark_loader, options, tokenizer
+        self.root = self.output = Path(output) if output else None
+        self.results: Json = {}
+        self.items: list[list[Json]] = []  # records of the benchmark, and of the general set
+
+    def evaluate(
+        self,
+        model: Any,
+        split: str = "test",
+        metrics: Sequence[str] | None = None,
+        compare: str | Path | None = None,
+    ) -> Json:
+        """Metric → its mean, std, count and 95% interval."""
+        asked, began = find_metrics(metrics or ()), time.monotonic()
+        subject = find_subject(model, self.tokenizer, self.options.api_key_env)
+        suites = [self.suite(split)]
+        also = self.options.general and suites[0].name != GENERAL
+        suites += [load_benchmark(GENERAL)] if also else []
+        config = self.config(subject, suites)
+        before = Before(compare, config) if compare else None
+        if self.root and self.options.own_folder:
+            name = re.sub(r"[^\w.-]+", "_", f"{Path(subject.name).name}-{suites[0].name}")
+            self.output = self.root / f"{name}-{config.hash()[:8]}"
+        self.items = rows = self.answers(subject, suites, config)
+        main = [row["metrics"] for row in rows[0]]
+        figures = summarise(main)
+        for name in asked:
+            if asked[name] not in figures:
+                known = ", ".join(figures)
+                raise SharpenError(f"metric {name!r} says nothing about {suites[0].name}: {known}")
+        asked = asked or {name: name for name in suites[0].metrics if name in figures}
+        found: Json = {name: asdict(figures[known]) for name, known in asked.items()}
+        self.results = config.model_dump(mode="json") | {
+            "metrics": found,
+            "all": plain(figures),
+            "parts": grouped(rows[0], "part"),
+            "categories": grouped(rows[0], "category"),
+            "difficulty": grouped(rows[0], "difficulty"),
+            "general": plain(summarise([row["metrics"] for row in rows[1]])) if rows[1:] else {},
+            "comparison": before.against(rows) if before else {},
+            "left_out": suites[0].left_out,
+            "seconds": round(time.monotonic() - began, 3),
+        }
+        if self.output:
+            records.write_json(self.output / "results.json", self.results)
+        return found
+
+    def suite(self, split: str) -> Suite:
+        if isinstance(self.loader, Suite):
+            return self.loader
+        if isinstance(self.loader, str):
+            name = self.loader if ":" in self.loader else f"{self.loader}:{split}"
+            user = find_subject(self.options.user) if self.options.user else None
+            return load_benchmark(name, user.open((), lambda _, m: m) if user else None)
+        return agent_suite(f"{AGENT}:{split}", list(self.loader.iter_samples(split)))
+
+    def config(self, subject: Subject, suites: Sequence[Suite]) -> EvaluationConfig:
+        options = self.options
+        return EvaluationConfig(
+            benchmark=suites[0].name,
+            data={suite.name: suite.digest() for suite in suites},
+            model=subject.name,
+            weights=subject.digest,
+            code=code_digest(),
+            perturb=options.perturb,
+            user=options.user,
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            seed=options.seed,
+        )
+
+    def answers(
+        self, subject: Subject, suites: Sequence[Suite], config: EvaluationConfig
+    ) -> list[list[Json]]:
+        """The records of each suite's tasks."""
+        options, tasks = self.options, [task for suite in suites for task in suite.tasks]
+        changed, opened = (
+            Perturbation(suites[0].tasks, options.perturb, options.seed),
+            list[Policy](),
+        )
+        items = Items(self.output, config)
+
+        def policy() -> Policy:
+            if not opened:
+                opened.append(Perturbed(subject.open(tasks, changed.outward), changed))
+            return opened[0]
+
+        found = []
+        for suite in suites:
+            tokens = options.max_tokens or suite.max_tokens
+            sampling = Sampling(tokens, options.temperature, seed=options.seed)
+            limit = options.limit if suite is suites[0] else 0
+            chosen = suite.tasks[: limit or None]
+            found.append(collect(items, suite, chosen, policy, sampling))
+        if not options.limit:
+            items.keep()
+        return found
+
+
+def plain(figures: dict[str, Figure]) -> Json:
+    return {name: asdict(value) for name, value in figures.items()}
+
+
+def grouped(rows: Sequence[Json], key: str) -> Json:
+    """Figures by part, category or difficulty, where there is more than one."""
+    names = sorted({row[key] for row in rows})
+    of = {name: [row["metrics"] for row in rows if row[key] == name] for name in names}
+    return {name: plain(summarise(of[name])) for name in names} if len(names) > 1 else {}
+
+
+class Before:
+    """Another evaluation of the same items, to compare with."""
+
+    def __init__(self, folder: str | Path, config: EvaluationConfig):
+        self.folder = Path(folder)
+        if not (self.folder / "items.jsonl").is_file():
+            raise SharpenError(f"{folder}: holds no evaluation (items.jsonl)")
+        data = read_yaml(self.folder / "config.yaml")["data"]
+        if data.get(config.benchmark) != config.data[config.benchmark]:
+            raise SharpenError(f"{folder}: is of other items than {config.benchmark}'s")
+        found = [row.value for row in records.read_jsonl(self.folder / "items.jsonl")]
+        same = {name for name, digest in config.data.items() if data.get(name) == digest}
+        self.rows = {(row["suite"], row["id"]): row for row in found if row["suite"] in same}
+
+    def against(self, suites: Sequence[Sequence[Json]]) -> Json:
+        """Differences of every metric, and whether the general items became worse."""
+        main, general = [*map(self.differences, suites), {}][:2]
+        loss = general.get("accuracy")
+        return {
+            "with": str(self.folder),
+            "metrics": {name: asdict(found) for name, found in main.items()},
+            "general": {name: asdict(found) for name, found in general.items()},
+            "general_loss": loss is not None and loss.difference < 0,
+        }
+
+    def differences(self, rows: Sequence[Json]) -> dict[str, Difference]:
+        pairs = [(self.rows.get((row["suite"], row["id"])), row) for row in rows]
+        both = [(old["metrics"], new["metrics"]) for old, new in pairs if old]
+        if rows and not both:
+            raise SharpenError(f"{self.folder}: none of these items was answered there")
+        found = {}
+        for name in METRICS:
+            values = [(a[name], b[name]) for a, b in both if name in a and name in b]
+            if values and isinstance(values[0][0], (int, float)):
+                found[name] = paired([a for a, _ in values], [b for _, b in values])
+        return found

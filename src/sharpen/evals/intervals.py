@@ -63,12 +63,13 @@ def bootstrapped(values: Sequence[float], weights: Sequence[float] | None = None
 
 def resampled(tops: np.ndarray, bottoms: np.ndarray) -> np.ndarray:
     """The ratio of two sums over `RESAMPLES` draws of the items with replacement."""
-    chance, found = np.random.default_rng(0), np.empty(RESAMPLES)
-    for i in range(RESAMPLES):
-        drawn = chance.integers(0, len(tops), len(tops))
-        bottom = bottoms[drawn].sum()
-        found[i] = tops[drawn].sum() / bottom if bottom else np.nan
-    return found[~np.isnan(found)]
+    chance, found = np.random.default_rng(0), list[np.ndarray]()
+    block = max(1, min(RESAMPLES, (1 << 20) // len(tops)))  # draws at a time: 8 MB of them
+    for start in range(0, RESAMPLES, block):
+        drawn = chance.integers(0, len(tops), (min(block, RESAMPLES - start), len(tops)))
+        above, below = tops[drawn].sum(1), bottoms[drawn].sum(1)
+        found.append(above[below != 0] / below[below != 0])
+    return np.concatenate(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,8 @@ class Difference:
     test: str
 
     def __str__(self) -> str:
-        ends = f"[{self.low:+.1%}, {self.high:+.1%}]"
-        return f"{self.difference:+.1%} {ends} p={self.p:.3g} ({self.test}, n={self.count})"
+        ends = f"[{self.low:+.4f}, {self.high:+.4f}]"
+        return f"{self.difference:+.4f} {ends} p={self.p:.3g} ({self.test}, n={self.count})"
 
 
 def paired(before: Sequence[float], after: Sequence[float]) -> Difference:

@@ -188,7 +188,7 @@ class Engine:
         """The next step or steps of all live rows."""
         size = self.slots.size(max(self.live) + 1)
         state = np.zeros((4, size), np.int64)
-        state[1] = self.slots.places - 1  # an idle row writes where nobody reads
+        state[1] = self.slots.places - STRIDE  # an idle row writes where nobody reads
         state[2] = 1
         chances = np.zeros((2, size), np.float32)
         chances[1] = 1

@@ -21,7 +21,7 @@ class LocalPolicy:
         self.model, self.renderer = model, renderer
         self.engine = Engine(model, renderer.tokenizer, renderer.stop_ids, batch_size)
         self.context = self.engine.slots.context
-        self.grammars: dict[tuple[ToolSpec, ...], Any] = {}
+        self.grammars: dict[tuple[str, ...], Any] = {}
 
     @classmethod
     def load(cls, config: ModelConfig, template: str = "auto", batch_size: int = 0) -> LocalPolicy:
@@ -57,20 +57,26 @@ class LocalPolicy:
 
         names = tuple(sorted(tool.name for tool in tools))
         if self.grammars.get(names, (None,))[0] != tools:
-            self.grammars[names] = tools, CallGrammar(self.renderer.tokenizer, tools)
+            width = self.engine.slots.head.weight.shape[0]
+            found = CallGrammar(self.renderer.tokenizer, tools, self.renderer.stop_ids, width)
+            self.grammars[names] = tools, found
         return self.grammars[names][1]
 
     def respond(self, dialogs: Sequence[Dialog], sampling: Sampling) -> list[Turn]:
-        """The next turn of each dialog; each has a seed of its own."""
-        prompts = [self.renderer.prompt(dialog) for dialog in dialogs]
-        for number, (dialog, prompt) in enumerate(zip(dialogs, prompts, strict=True)):
-            own = replace(sampling, seed=sampling.seed * 1_000_003 + number)
-            self.submit(number, prompt, own, dialog.tools)
-        found: dict[int, Turn] = {}
-        while len(found) < len(dialogs):
-            for number, sampled in self.advance():
-                found[number] = turn_of(self.renderer, prompts[number], sampled)
-        return [found[number] for number in range(len(dialogs))]
+        return respond(self, dialogs, sampling)
+
+
+def respond(policy: Any, dialogs: Sequence[Dialog], sampling: Sampling) -> list[Turn]:
+    """The next turn of each dialog from a token policy; each has a seed of its own."""
+    prompts = [policy.renderer.prompt(dialog) for dialog in dialogs]
+    for number, (dialog, prompt) in enumerate(zip(dialogs, prompts, strict=True)):
+        own = replace(sampling, seed=sampling.seed * 1_000_003 + number)
+        policy.submit(number, prompt, own, dialog.tools)
+    found: dict[int, Turn] = {}
+    while len(found) < len(dialogs):
+        for number, sampled in policy.advance():
+            found[number] = turn_of(policy.renderer, prompts[number], sampled)
+    return [found[number] for number in range(len(dialogs))]
 
 
 def turn_of(renderer: Renderer, prompt: Sequence[int], sampled: Sampled) -> Turn:

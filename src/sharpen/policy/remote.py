@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from email.utils import mktime_tz, parsedate_tz
@@ -53,10 +53,8 @@ class RemotePolicy:
     def __init__(
         self, base_url: str, model: str, api_key_env: str = "", limits: RemoteLimits | None = None
     ):
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-            raise SharpenError("base_url: expected http(s)://host[:port]/v1 without credentials")
-        root = base_url.rstrip("/") + ("" if parts.path.strip("/") else "/v1")
+        root = checked_url(base_url)
+        root += "" if urlsplit(root).path.strip("/") else "/v1"
         self.url, self.model, self.api_key_env = f"{root}/chat/completions", model, api_key_env
         self.limits = limits or RemoteLimits()
 
@@ -65,14 +63,11 @@ class RemotePolicy:
             return pool.submit(asyncio.run, self.respond_all(dialogs, sampling)).result()
 
     async def respond_all(self, dialogs: Sequence[Dialog], sampling: Sampling) -> list[Turn]:
-        key = os.environ.get(self.api_key_env, "").strip() if self.api_key_env else ""
-        if self.api_key_env and not (key and key.isascii() and key.isprintable()):
-            raise SharpenError(f"environment variable {self.api_key_env}: unset or not a key")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        key = key_from(self.api_key_env)
         gate = asyncio.Semaphore(self.limits.concurrency)
         # the samples of one prompt must differ: each has its own seed
         bodies = [self.body(d, sampling, sampling.seed + i) for i, d in enumerate(dialogs)]
-        async with httpx2.AsyncClient(headers=headers, timeout=None) as client:
+        async with httpx2.AsyncClient(headers=bearer(key), timeout=None) as client:
             return await asyncio.gather(*(self.one(client, gate, body, key) for body in bodies))
 
     def body(self, dialog: Dialog, sampling: Sampling, seed: int) -> Json:
@@ -83,38 +78,80 @@ class RemotePolicy:
         return body | {name: value for name, value in lists.items() if value}
 
     async def one(self, client: Any, gate: asyncio.Semaphore, body: Json, key: str) -> Turn:
-        """One dialog's turn, after as many attempts as it needs or is given."""
-        limits, reason, wait = self.limits, "", 0.0
-        for attempt in range(limits.attempts):
-            if attempt:
-                pause = min(limits.backoff_s * 2 ** (attempt - 1), limits.longest_wait_s)
-                await asyncio.sleep(max(wait, pause))
-            try:
-                async with gate:
-                    return await self.post(client, body)
-            except Refused as refusal:
-                reason, wait = refusal.args
-            if wait > limits.longest_wait_s:
-                break
-        reason = reason.replace(key or "\0", "***")  # a server may quote the header back
-        full = "context length" in reason.replace("_", " ")
-        stop = StopReason.CONTEXT if full else StopReason.POLICY_ERROR
-        return Turn(Message("assistant"), stop, error=one_line(reason)[:500])
-
-    async def post(self, client: Any, body: Json) -> Turn:
-        """One request → the turn of a good answer, or `Refused`."""
         try:
-            async with asyncio.timeout(self.limits.timeout_s):
-                response = await client.post(self.url, json=body)
-            if (status := response.status_code) == 200:
-                return turn_from_wire(json.loads(response.content))
-        except (httpx2.HTTPError, OSError) as error:
-            reason = str(error) or f"no answer within {self.limits.timeout_s:g} s"
-            raise Refused(f"{type(error).__name__}: {reason}", 0.0) from None
-        except BROKEN as error:
-            raise Refused(f"not a chat completion: {error!r}", 0.0) from None
-        wait = retry_after(response.headers.get("retry-after", "")) if status in AGAIN else math.inf
-        raise Refused(f"HTTP {status}: {response.text}", wait)
+            return await asked(client, gate, self.limits, self.url, body, turn_from_wire)
+        except Refused as refusal:
+            stop, reason = failure_of(refusal, key)
+            return Turn(Message("assistant"), stop, error=reason)
+
+
+async def asked(
+    client: Any,
+    gate: asyncio.Semaphore,
+    limits: RemoteLimits,
+    url: str,
+    body: Json | None,
+    read: Callable[[bytes], Any],
+) -> Any:
+    """What `read` makes of the answer, after as many attempts as it needs or is given; else the
+    last `Refused`. Without a body it is a GET."""
+    refusal = Refused("no attempt", 0.0)
+    for attempt in range(limits.attempts):
+        if attempt:
+            pause = min(limits.backoff_s * 2 ** (attempt - 1), limits.longest_wait_s)
+            await asyncio.sleep(max(refusal.args[1], pause))
+        try:
+            async with gate:
+                return await attempted(client, limits.timeout_s, url, body, read)
+        except Refused as error:
+            refusal = error
+        if refusal.args[1] > limits.longest_wait_s:
+            break
+    raise refusal
+
+
+async def attempted(
+    client: Any, timeout_s: float, url: str, body: Json | None, read: Callable[[bytes], Any]
+) -> Any:
+    try:
+        async with asyncio.timeout(timeout_s):
+            method = "GET" if body is None else "POST"
+            response = await client.request(method, url, json=body)
+        if (status := response.status_code) == 200:
+            return read(response.content)
+    except (httpx2.HTTPError, OSError) as error:
+        reason = str(error) or f"no answer within {timeout_s:g} s"
+        raise Refused(f"{type(error).__name__}: {reason}", 0.0) from None
+    except BROKEN as error:
+        raise Refused(f"the answer cannot be read: {error!r}", 0.0) from None
+    wait = retry_after(response.headers.get("retry-after", "")) if status in AGAIN else math.inf
+    raise Refused(f"HTTP {status}: {response.text}", wait)
+
+
+def failure_of(refusal: Refused, key: str) -> tuple[StopReason, str]:
+    """How a sample ends that was never answered, and why. A server may quote the key back."""
+    reason = refusal.args[0].replace(key or "\0", "***")
+    full = "context length" in reason.replace("_", " ")
+    return StopReason.CONTEXT if full else StopReason.POLICY_ERROR, one_line(reason)[:500]
+
+
+def checked_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise SharpenError("base_url: expected http(s)://host[:port]/v1 without credentials")
+    return url.rstrip("/")
+
+
+def key_from(variable: str) -> str:
+    """The key that an environment variable holds; none is named, none is needed."""
+    key = os.environ.get(variable, "").strip() if variable else ""
+    if variable and not (key and key.isascii() and key.isprintable()):
+        raise SharpenError(f"environment variable {variable}: unset or not a key")
+    return key
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def wire_messages(messages: Sequence[Message]) -> list[Json]:
@@ -131,8 +168,9 @@ def wire_messages(messages: Sequence[Message]) -> list[Json]:
     return wire
 
 
-def turn_from_wire(answer: Any) -> Turn:
+def turn_from_wire(body: bytes) -> Turn:
     """A chat completion → a turn. A call whose arguments are not JSON is kept as unparsed."""
+    answer: Any = json.loads(body)
     finish, message = answer["choices"][0]["finish_reason"], answer["choices"][0]["message"]
     if finish not in ("stop", "tool_calls", "length"):
         raise Refused(f"finish_reason {finish!r}", math.inf)

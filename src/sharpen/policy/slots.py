@@ -7,7 +7,8 @@ small model's step is a thousand kernels that take longer to launch than to run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ PREFILL_TOKENS = {"cuda": 16_384, "cpu": 2048}  # at a time
 GPU_SHARE = 0.4  # of the free memory, for the cache
 CPU_BYTES = 4 << 30
 ROUND = 256  # places come in multiples of this
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96)  # numbers of rows with a graph; then every 32
+SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96)  # numbers of rows with a graph; then every 32
 FIELDS = ("token", "position", "used", "seed")
 New = tuple[int, int, Sequence[int]]  # row, first new place, ids of the whole row
 
@@ -136,13 +137,14 @@ class Slots:
         return torch.from_numpy(array).to(self.device)
 
     def forward(self, tokens_N: Any, positions_N: Any, step: SlotStep) -> Any:
-        found = self.decoder(
-            input_ids=tokens_N[None],
-            position_ids=positions_N[None],
-            attention_mask=no_mask(self.device),
-            use_cache=False,
-            slots=step,
-        )
+        with compiled(self.decoder.layers) if self.kernel else nullcontext():
+            found = self.decoder(
+                input_ids=tokens_N[None],
+                position_ids=positions_N[None],
+                attention_mask=no_mask(self.device),
+                use_cache=False,
+                slots=step,
+            )
         return found.last_hidden_state[0]
 
     # Sampling -------------------------------------------------------------------------------------
@@ -211,3 +213,17 @@ class Slots:
             self.whole.copy_(whole)
             self.number.zero_()
         return self.graphs[key]
+
+
+@contextmanager
+def compiled(layers: Any) -> Iterator[None]:
+    """Layers run compiled, here only: of a small model's kernels most are element-wise, and a third
+    of them is left. Training decides for itself."""
+    before = [layer._compiled_call_impl for layer in layers]
+    for layer in layers:
+        layer._compiled_call_impl = torch.compile(layer._call_impl, dynamic=True)
+    try:
+        yield
+    finally:
+        for layer, own in zip(layers, before, strict=True):
+            layer._compiled_call_impl = own

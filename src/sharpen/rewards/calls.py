@@ -235,7 +235,8 @@ class CallReward:
         message = trajectory.turns[0].message if trajectory.turns else Message("assistant")
         found, gold = message.tool_calls, task.gold["calls"]
         wanted = [call_from_wire(c, task.id, f"gold.calls[{i}]") for i, c in enumerate(gold)]
-        judge = ToolCallEvaluator(task.tools, task.gold.get("match") == "allowed")
+        allowed, language = task.gold.get("match") == "allowed", task.gold.get("language", "python")
+        judge = ToolCallEvaluator(task.tools, allowed, language)
         problems = call_problems(message, task.tools) if wanted or found or message.unparsed else []
         names = [sorted(call.name for call in calls) for calls in (found, wanted)]
         exact = judge.evaluate_calls([*found, *message.unparsed], wanted)["overall_correct"]

@@ -1,5 +1,5 @@
-"""Plans as graphs of text (`Node: 1: … Edge: (START,1) (1,2) …`, as in WorFBench) and the actions of
-an episode whose tools cannot be executed here (tau-bench), each against gold."""
+"""Plans as graphs of text (`Node: 1: … Edge: (START,1) (1,2) …`, as in WorFBench) and the actions
+of an episode whose tools cannot be executed here (tau-bench), each against gold."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sharpen.types import Json, RowError, Score, Task, Trajectory
 NODE = re.compile(r"(?m)^[ \t]*(\d{1,4})[:.] ?(.*)$")
 EDGE = re.compile(r"(?i)\((START|\d{1,4}), ?(END|\d{1,4})\)")
 MAX_NODES, ALIKE = 200, 0.5
+PARTS = ("graph_f1", "node_f1", "edge_f1", "valid", "plan_success")
 READS = re.compile(r"(?:get|find|list|search|calculate|check|think|can)(?:_|$)")
 
 
@@ -108,7 +109,7 @@ class PlanGraphReward:
 
     def score(self, task: Task, trajectory: Trajectory) -> Score:
         text, gold = trajectory.turns[-1].message.content if trajectory.turns else "", task.gold
-        parts = dict.fromkeys(("graph_f1", "node_f1", "edge_f1", "valid", "plan_success"), 0.0)
+        parts: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         try:
             plan = read_plan(text)
         except RowError as error:
@@ -132,17 +133,15 @@ class ActionsReward:
     def score(self, task: Task, trajectory: Trajectory) -> Score:
         made = [call for turn in trajectory.turns for call in turn.message.tool_calls]
         gold = [call_from_wire(call, task.id, "gold.actions") for call in task.gold["actions"]]
-        judge, said = (
-            ToolCallEvaluator(task.tools),
-            " ".join(turn.message.content for turn in trajectory.turns).replace(",", ""),
-        )
+        judge, texts = ToolCallEvaluator(task.tools), [t.message.content for t in trajectory.turns]
+        said = " ".join(texts).replace(",", "").casefold()
         changes, due = (
             [call for call in calls if not READS.match(call.name)] for calls in (made, gold)
         )
         right = float(judge.evaluate_calls(changes, due)["overall_correct"])
         outputs = task.gold.get("outputs") or task.gold.get("communicate_info") or []
-        told = float(all(str(each).replace(",", "") in said for each in outputs))
+        told = float(all(str(each).replace(",", "").casefold() in said for each in outputs))
         spoke = float(bool(made) or bool(said.strip()))  # nothing at all solves nothing
         parts = {"actions_right": right, "outputs_told": told, "success": right * told * spoke}
-        parts["action_recall"] = judge.evaluate_calls(made, gold)["recall"]
+        parts["action_recall"] = spoke * judge.evaluate_calls(made, gold)["recall"]
         return Score(parts["success"], parts)

@@ -211,12 +211,15 @@ GOLD_KEYS = {"math": "answer", "choice": "answer", "code": "tests", "json": "jso
 
 
 def completion_in_the_world() -> Callable[[Task, Trajectory], float]:
-    """Whether a trajectory's calls, executed, leave what gold's calls leave."""
+    """Whether a trajectory's calls, executed, leave what gold's calls or statements leave."""
     from sharpen.rewards.agent import AgentRewardModel
+    from sharpen.world import sql
 
     model = AgentRewardModel()
 
     def completed(task: Task, trajectory: Trajectory) -> float:
+        if "schema" in task.gold:
+            return sql.end_state_reached(task, trajectory)
         if "calls" not in task.gold:
             raise RowError(task.id, "gold.calls: missing; or give an end_state to judge the task")
         return model.score(task, trajectory).parts.get("task_completion", 0.0)

@@ -7,9 +7,12 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from sharpen.data.sources import read_dialogs, read_rows
 from sharpen.render import Renderer
@@ -62,6 +65,13 @@ def within(limit: int, rows: Sequence[tuple[int, T]], source: str) -> list[T]:
     return fitting
 
 
+def shared_out(phases: list[Phase], steps: int) -> list[Phase]:
+    """So many steps in all, each phase its share of them: a stream's last round is not cut off."""
+    ends = np.cumsum([0, *(phase.steps for phase in phases)])
+    ends = np.round(ends * steps / max(ends[-1], 1)).astype(int).tolist()
+    return [replace(p, steps=b - a) for p, (a, b) in zip(phases, pairwise(ends), strict=True)]
+
+
 class TrainingRows:
     """The phases of a run: the warm-up if there is one, then the data, or the rounds of a
     stream."""
@@ -74,8 +84,11 @@ class TrainingRows:
         rounds = self.rounds()
         self.rows = [row for rows in rounds for row in rows]
         self.phases = [self.phase(rows, config.num_epochs) for rows in rounds]
-        if config.warmup.enabled:
-            self.phases.insert(0, self.phase(self.warmup(), 1))
+        first = [self.phase(self.warmup(), 1)] if config.warmup.enabled else []
+        left = config.max_steps - sum(phase.steps for phase in first)
+        if config.max_steps and left > 0:
+            self.phases = shared_out(self.phases, left)
+        self.phases = first + self.phases
         self.total = config.max_steps or sum(phase.steps for phase in self.phases)
 
     def step_rows(self, step: int) -> list[Datum]:

@@ -54,7 +54,9 @@ class Display:
         peak = peak_flops(self.device)
         if peak:
             parts += [f"MFU {rate * self.flops / peak:.0%}"]
-        return ", ".join([*parts, memory(self.device), f"about {left:.0f} s left"])
+        return ", ".join(
+            [*parts, f"{peak_memory(self.device):.1f} GiB", f"about {left:.0f} s left"]
+        )
 
 
 def flops_per_token(model: Any) -> float:
@@ -78,11 +80,11 @@ def peak_flops(device: str) -> float:
     return next((c.peak for key, c in CARDS.items() if key.split("-")[0] in name), 0.0)
 
 
-def memory(device: str) -> str:
+def peak_memory(device: str) -> float:
+    """GiB that this process needed at once, on the card where it has one."""
     if device.startswith("cuda"):
         import torch
 
-        return f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
+        return torch.cuda.max_memory_allocated() / 2**30
     unit = 1 if sys.platform == "darwin" else 1024
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return f"{used / 2**30:.1f} GiB"
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

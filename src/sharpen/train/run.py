@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.records import RunFolder, write_jsonl
+from sharpen.report.runs import write_report
 from sharpen.train.checkpoint import EMPTY, Others, load_last_checkpoint, save_checkpoint
 from sharpen.train.display import Display, flops_per_token
 from sharpen.train.learner import Learner
@@ -63,6 +64,8 @@ class TrainingRun:
 
     def __exit__(self, *failure: object) -> None:
         self.exits.close()
+        if self.first and not any(failure):
+            write_report(self.path)
 
     def resume(self, state: Json) -> Json:
         """The loop's own state from the last good checkpoint, which the learner takes up; else

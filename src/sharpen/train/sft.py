@@ -22,6 +22,7 @@ from sharpen.tools import load_object
 from sharpen.train.batching import Batch
 from sharpen.train.config import AgentSFTConfig, RunConfig
 from sharpen.train.dataset import TrainingRows
+from sharpen.train.display import peak_memory
 from sharpen.train.learner import Learner
 from sharpen.train.run import TrainingRun, first_process
 from sharpen.types import Datum, Json, SharpenError
@@ -71,6 +72,7 @@ class AgentSFTTrainer:
                     break
         self.finish()
         figures = {"loss": run.folder.metrics()[-1]["loss"]} if run.first else {}
+        figures |= {"rows": len(data.rows), "peak_gib": peak_memory(learner.device)}
         if state["best"] is not None:
             name, sign = ("best_metric", 1) if self.metric else ("best_dev_loss", -1)
             figures[name] = sign * state["best"]

@@ -23,6 +23,7 @@ from sharpen.data.importers import shapes
 from sharpen.data.importers.chat import said
 from sharpen.data.importers.shapes import Importer, Tools, has, require, task, tools_from
 from sharpen.data.reading import read_file, within
+from sharpen.rewards.graphs import read_plan
 from sharpen.types import Dialog, Json, Message, Preference, SharpenError, Task, ToolSpec
 
 ALPACA_FIELDS = re.compile(r"\s*Parameters: (\{.*?\})\s*(?:\nOutput:|$)", re.S)
@@ -210,27 +211,11 @@ def livemcp(row: Json) -> Noun:
     return Task(row["task_id"], row["Question"], (), gold, "mcp", metadata=metadata)
 
 
-def plan(text: str) -> Json:
-    """`Node:` and `Edge:` text. START and END are left out: they are the nodes that nothing
-    precedes or follows."""
-    head, _, tail = text.partition("\nEdge")
-    nodes = {number: task.strip() for number, task in re.findall(r"(?m)^(\d+)[:.] ?(.*)$", head)}
-    found = re.findall(r"(?i)\((START|\d+), ?(END|\d+)\)", tail or text)
-    require(nodes and found, "no graph in the answer")
-    edges = [(a, b) for a, b in found if a.isdigit() and b.isdigit()]
-    for number in (number for edge in edges for number in edge):
-        require(number in nodes, f"an edge names node {number}, which is not there")
-    return {
-        "nodes": [{"id": number, "task": task} for number, task in nodes.items()],
-        "edges": [list(edge) for edge in dict.fromkeys(edges)],
-    }
-
-
 @Importer(lambda row: "content" in row["conversations"][0] and row["target"] == "graph")
 def worfbench(row: Json) -> Task:
     *context, request, answer = said(row["conversations"])
     match = re.search(r"(?s)The api list you can use: (\[.*\])", request.content)
-    tools, gold = tools_from(match and match[1]), plan(answer.content)
+    tools, gold = tools_from(match and match[1]), read_plan(answer.content)
     source = {"source": row["source"]}
     return Task(row["id"], request.content, tools, gold, "planning", "", tuple(context), source)
 

@@ -1,0 +1,78 @@
+"""`sharpen evaluate`: a model on a benchmark, with intervals, alone or against another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Model = Annotated[
+    str, typer.Option(help="Folder, run, adapter, name, http://host/v1#model, baseline:gold.")
+]
+Benchmark = Annotated[str, typer.Option(help="agent_benchmark:test, bfcl:PATH, needle:8000 ...")]
+Metrics = Annotated[str, typer.Option(help="Names with commas; the benchmark's own by default.")]
+Perturb = Annotated[str, typer.Option(help="rename, shuffle, distract; with commas.")]
+Compare = Annotated[Path | None, typer.Option(help="Folder of another evaluation of the items.")]
+Output = Annotated[Path | None, typer.Option(help="Folder of the items and results.")]
+
+
+def evaluate(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Any setting as key=value, such as seed=1.")
+    ] = None,
+    model: Model = "smollm2-135m",
+    benchmark: Benchmark = "agent_benchmark:test",
+    metrics: Metrics = "",
+    limit: Annotated[int, typer.Option(help="So many items; 0 is all.", min=0)] = 0,
+    perturb: Perturb = "",
+    compare: Compare = None,
+    output: Output = None,
+    general: Annotated[bool, typer.Option(help="Also the fixed set without tools.")] = True,
+    user: Annotated[str, typer.Option(help="The model that plays the user (tau, tau2).")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object.")] = False,
+) -> None:
+    """Measure a model. The same command goes on with an evaluation that was stopped.
+
+    Example: sharpen evaluate --model runs/sft --metrics tool_accuracy,plan_success,efficiency
+    """
+    from sharpen.config import load_yaml
+    from sharpen.evals.evaluator import AgentTrainingEvaluator
+
+    options = load_yaml(None, overrides or []) | {"limit": limit, "general": general, "user": user}
+    options |= {"perturb": names(perturb), "own_folder": output is None}
+    output = output or Path("runs") / "evaluate"
+    judge = AgentTrainingEvaluator(benchmark, output, options=options)
+    judge.evaluate(model, metrics=names(metrics) or None, compare=compare)
+    show(judge.results)
+    print(f"items and results: {judge.output}")
+    if as_json:
+        print(json.dumps({"output": str(judge.output), **judge.results}))
+
+
+def names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def show(results: dict[str, Any]) -> None:
+    """A table: every metric with its interval, and what changed."""
+    from sharpen.evals.intervals import Difference, Figure
+    from sharpen.evals.metrics import ALIASES
+
+    change = results["comparison"]
+    print(f"{results['model']} on {results['benchmark']}")
+    tables = [("", results["metrics"], change.get("metrics") or {})]
+    tables += [("general ", results["general"], change.get("general") or {})]
+    for title, figures, differences in tables:
+        for name, value in figures.items():
+            if title and name != "accuracy":
+                continue
+            found, after = Figure(**value), differences.get(ALIASES.get(name, name))
+            text = f"{found.mean:9.4f}  [{found.low:.4f}, {found.high:.4f}]  n={found.count}"
+            print(f"  {title + name:26} {text}  {Difference(**after) if after else ''}".rstrip())
+    for reason, count in results["left_out"].items():
+        print(f"  left out {count}: {reason}")
+    if change.get("general_loss"):
+        found = Difference(**change["general"]["accuracy"])
+        print(f"LOSS on general items against {change['with']}: {found}")

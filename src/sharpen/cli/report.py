@@ -1,0 +1,18 @@
+"""`sharpen report`: the page of a run or an evaluation, made anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(folder: Annotated[Path, typer.Argument(help="A run or an evaluation.")]) -> None:
+    """Write FOLDER/report.html from the files that are there.
+
+    Example: sharpen report runs/sft
+    """
+    from sharpen.report.runs import write_report
+
+    print(write_report(folder))

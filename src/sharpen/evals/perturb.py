@@ -1,0 +1,143 @@
+"""Perturbed copies of a benchmark, to tell skill from memory: tools and arguments under other
+names, candidates in another order, more of them.
+
+Only what a policy sees is changed, and what it says is changed back: the tasks, the worlds they are
+done in and the rewards stay as they are. A name that the policy was not shown stays unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from sharpen.types import (
+    Dialog,
+    Message,
+    Policy,
+    Sampling,
+    SharpenError,
+    Task,
+    ToolCall,
+    ToolSpec,
+    Turn,
+)
+
+WAYS = ("rename", "shuffle", "distract")
+MORE = 5  # distractors
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Other names of a task's tools, and by tool of their arguments."""
+
+    tools: Mapping[str, str]
+    arguments: Mapping[str, Mapping[str, str]]
+
+    def back(self) -> Names:
+        def inverse(names: Mapping[str, str]) -> dict[str, str]:
+            return {new: old for old, new in names.items()}
+
+        fields = {self.tools[tool]: inverse(names) for tool, names in self.arguments.items()}
+        return Names(inverse(self.tools), fields)
+
+    def message(self, message: Message, unknown: str = "") -> Message:
+        """With the other names; before one that has none stands `unknown`."""
+        made = []
+        for call in message.tool_calls:
+            fields, name = self.arguments.get(call.name, {}), unknown + call.name
+            given = {fields.get(n, unknown + n): value for n, value in call.arguments.items()}
+            made.append(ToolCall(self.tools.get(call.name, name), given, call.id))
+        name = self.tools.get(message.name, message.name)
+        return replace(message, tool_calls=tuple(made), name=name)
+
+    def tool(self, tool: ToolSpec) -> ToolSpec:
+        """What a name said is kept where no description says it."""
+        names, shape = self.arguments[tool.name], dict(tool.parameters)
+        fields = (shape.get("properties") or {}).items()
+        shape["properties"] = {names[n]: {"description": spelt(n), **(f or {})} for n, f in fields}
+        if shape.get("required"):
+            shape["required"] = [names.get(name, name) for name in shape["required"]]
+        return ToolSpec(self.tools[tool.name], tool.description or spelt(tool.name), shape)
+
+
+def spelt(name: str) -> str:
+    return name.replace("_", " ").replace(".", " ")
+
+
+class Perturbation:
+    """What `ways` make of the dialogs of these tasks, drawn by the task's id and the seed."""
+
+    def __init__(self, tasks: Sequence[Task], ways: Sequence[str] = (), seed: int = 0):
+        if wrong := [way for way in ways if way not in WAYS]:
+            raise SharpenError(f"perturb {wrong[0]!r}: expected {', '.join(WAYS)}")
+        self.tasks, self.ways, self.seed = {task.id: task for task in tasks}, set(ways), seed
+        self.pool = [(tool, category(task)) for task in tasks for tool in task.tools]
+        self.shown: dict[str, tuple[tuple[ToolSpec, ...], Names]] = {}
+
+    def dialog(self, dialog: Dialog) -> Dialog:
+        if not self.ways or dialog.id not in self.tasks or not dialog.tools:
+            return dialog
+        if dialog.id not in self.shown:
+            self.shown[dialog.id] = self.draw(self.tasks[dialog.id], dialog.tools)
+        tools, names = self.shown[dialog.id]
+        return replace(dialog, tools=tools, messages=tuple(map(names.message, dialog.messages)))
+
+    def outward(self, task_id: str, message: Message) -> Message:
+        """What one who knows the task says, in the words of the perturbed copy."""
+        return self.shown[task_id][1].message(message) if task_id in self.shown else message
+
+    def inward(self, task_id: str, message: Message) -> Message:
+        _, names = self.shown.get(task_id, ((), Names({}, {})))
+        return names.back().message(message, "unknown.") if names.tools else message
+
+    def draw(self, task: Task, tools: Sequence[ToolSpec]) -> tuple[tuple[ToolSpec, ...], Names]:
+        chance, names = Random(f"{self.seed} {task.id}"), Names({}, {})
+        if "distract" in self.ways:
+            tools = [*tools, *self.distractors(task, tools, chance)]
+        if "shuffle" in self.ways:
+            tools = chance.sample(tools, len(tools))
+        if "rename" in self.ways:
+            numbers = chance.sample(range(100, 1000), len(tools))
+            own = {tool.name: f"tool_{n}" for tool, n in zip(tools, numbers, strict=True)}
+            names = Names(own, {tool.name: fields_of(tool) for tool in tools})
+            tools = [*map(names.tool, tools)]
+        return tuple(tools), names
+
+    def distractors(self, task: Task, tools: Sequence[ToolSpec], chance: Random) -> list[ToolSpec]:
+        """Tools of other categories; none where it is right that no tool fits."""
+        if task.gold.get("decision") == "decline" or task.gold.get("calls") == []:
+            return []
+        known, own = {tool.name for tool in tools}, category(task)
+        others = {
+            t.name: t for t, of in self.pool if t.name not in known and (not own or of != own)
+        }
+        return chance.sample([*others.values()], min(MORE, len(others)))
+
+
+def category(task: Task) -> str:
+    """Of the tool world, where tools of one category may stand in for each other."""
+    return str(task.metadata.get("category", "")) if "categories" in task.gold else ""
+
+
+def fields_of(tool: ToolSpec) -> dict[str, str]:
+    return {name: f"arg_{n}" for n, name in enumerate(tool.parameters.get("properties") or {}, 1)}
+
+
+class Perturbed:
+    """A policy that sees perturbed dialogs, and is understood as if it had seen the others."""
+
+    def __init__(self, policy: Policy, changed: Perturbation):
+        self.policy, self.changed = policy, changed
+
+    @property
+    def engine(self) -> Any:
+        return getattr(self.policy, "engine", None)
+
+    def respond(self, dialogs: Sequence[Dialog], sampling: Sampling) -> list[Turn]:
+        turns = self.policy.respond([self.changed.dialog(d) for d in dialogs], sampling)
+        return [
+            replace(turn, message=self.changed.inward(dialog.id, turn.message))
+            for dialog, turn in zip(dialogs, turns, strict=True)
+        ]

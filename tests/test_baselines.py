@@ -1,0 +1,93 @@
+"""Baselines on the agent benchmark: gold is right by every metric and on every part, plain and
+perturbed; chance is near chance; a memory of names is worth nothing once they are changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent_items import EMPTY, Says
+from sharpen.data.sources import AgentTrainingUsage
+from sharpen.evals.baselines import gold_messages
+from sharpen.evals.evaluator import AgentTrainingEvaluator
+from sharpen.evals.metrics import FIVE
+from sharpen.evals.perturb import WAYS, Perturbation
+from sharpen.types import Dialog, SharpenError
+
+ZERO = ("hallucinated_tool_rate", "over_calling_rate")
+FREE = ("tokens_per_task", "latency_per_task", "precision@3", "precision@5")
+
+
+@pytest.fixture(autouse=True)
+def data(agent_data, monkeypatch):
+    monkeypatch.setenv("SHARPEN_DATA", str(agent_data))
+
+
+def found(model, split="test", **options):
+    judge = AgentTrainingEvaluator(AgentTrainingUsage(), options=options | {"general": False})
+    return judge.evaluate(model, split), judge.results
+
+
+@pytest.mark.parametrize("ways", [(), *((way,) for way in WAYS), WAYS])
+def test_gold_is_right_by_every_metric(ways):
+    five, results = found("baseline:gold", perturb=ways)
+    assert set(five) == set(FIVE) and {f["mean"] for f in five.values()} == {1.0}
+    assert {"mean", "std", "count", "low", "high"} == set(five["timing_precision"])
+    for figures in (results["all"], *results["parts"].values(), *results["difficulty"].values()):
+        wrong = {n: f["mean"] for n, f in figures.items() if n not in (*FREE, *ZERO)}
+        assert {n: mean for n, mean in wrong.items() if mean != 1.0} == {}
+        assert all(figures[name]["mean"] == 0.0 for name in ZERO if name in figures)
+
+
+def test_chance_is_near_chance():
+    five, results = found("baseline:random", "train")
+    tasks = [t for t in AgentTrainingUsage().iter_samples("train") if t.kind == "selection"]
+    chance = sum(1 / len(task.tools) for task in tasks) / len(tasks)
+    selection, timing = five["tool_selection_accuracy"], five["timing_precision"]
+    assert selection["low"] < chance < selection["high"] and selection["mean"] < 0.3
+    assert timing["low"] < 0.25 < timing["high"]
+    assert five["end_to_end_success"]["mean"] < 0.2 and five["plan_success_rate"]["mean"] < 0.1
+    assert results["all"]["hallucinated_tool_rate"]["mean"] == 0.0
+
+
+def test_words_beat_chance_and_silence_scores_nothing():
+    name, rates = "tool_selection_accuracy", {}
+    for kind in ("keyword", "random"):
+        judge = AgentTrainingEvaluator(
+            "agent_benchmark/selection:train", options={"general": False}
+        )
+        rates[kind] = judge.evaluate(f"baseline:{kind}")[name]
+    assert rates["keyword"]["mean"] > rates["random"]["high"]
+    silent, results = found(Says(EMPTY))
+    assert {figure["mean"] for figure in silent.values()} == {0.0}
+    assert results["all"]["accuracy"]["mean"] == 0.0 and results["all"]["reward"]["mean"] < 0
+
+
+def test_remembered_names_are_worth_nothing():
+    tasks = {task.id: task for task in AgentTrainingUsage().iter_samples("test")}
+
+    def remembers(dialog: Dialog):
+        script = gold_messages(tasks[dialog.id])
+        said = sum(m.role == "assistant" for m in dialog.messages[len(tasks[dialog.id].context) :])
+        return script[min(said, len(script) - 1)]
+
+    assert found(Says(remembers))[0]["tool_selection_accuracy"]["mean"] == 1.0
+    renamed, results = found(Says(remembers), perturb=("rename",))
+    assert renamed["tool_selection_accuracy"]["mean"] == renamed["plan_success_rate"]["mean"] == 0
+    assert results["all"]["hallucinated_tool_rate"]["mean"] == 1.0
+
+
+def test_perturbed_dialogs_hold_what_they_should():
+    tasks = list(AgentTrainingUsage().iter_samples("test"))
+    changed = Perturbation(tasks, WAYS, seed=1)
+    for task in tasks:
+        seen = changed.dialog(Dialog(task.messages, task.tools, task.id, task.kind))
+        own = {tool.name for tool in task.tools}
+        assert not own & {tool.name for tool in seen.tools}
+        texts = [tool.description for tool in seen.tools]
+        assert all(tool.description in texts for tool in task.tools)
+        declines = task.gold.get("decision") == "decline"
+        assert len(seen.tools) == len(own) + (0 if declines else 5)
+        (message,) = gold_messages(task)[:1]
+        assert changed.inward(task.id, changed.outward(task.id, message)) == message
+    with pytest.raises(SharpenError, match="perturb 'renam': expected rename"):
+        Perturbation(tasks, ["renam"])

@@ -1,0 +1,184 @@
+"""The vLLM policy against servers on this machine that speak vLLM's routes, with a real model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sharpen.models.load import ModelConfig
+from sharpen.policy.local import LocalPolicy
+from sharpen.policy.remote import RemoteLimits
+from sharpen.policy.vllm import VLLMPolicy
+from sharpen.types import Dialog, Message, Sampling, SharpenError, StopReason, ToolSpec
+from vllm_server import VLLMServer
+
+QUICK = RemoteLimits(timeout_s=5, backoff_s=0.01, attempts=3)
+ASK = [Dialog((Message("user", f"hello {i}"),)) for i in range(6)]
+WARM = Sampling(12, 0.8, seed=5)
+
+
+@pytest.fixture(scope="module")
+def pico(pico_folder) -> LocalPolicy:
+    return LocalPolicy.load(ModelConfig(base_model=str(pico_folder)))
+
+
+@pytest.fixture
+def server(pico):
+    with VLLMServer(pico) as found:
+        yield found
+
+
+def connect(server: VLLMServer, pico: LocalPolicy, **more) -> VLLMPolicy:
+    return VLLMPolicy(server.url, "pico", pico.renderer, limits=QUICK, **more)
+
+
+def agree(there, here) -> None:
+    assert [(t.ids, t.prompt_ids, t.message) for t in there] == [
+        (t.ids, t.prompt_ids, t.message) for t in here
+    ]
+    for one, other in zip(there, here, strict=True):
+        assert one.ids and one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+def test_ids_and_logprobs_are_those_that_the_model_sampled(server, pico):
+    """What comes back is, id for id, what the same model samples here."""
+    agree(connect(server, pico).respond(ASK, WARM), pico.respond(ASK, WARM))
+    params = server.bodies[-1]["sampling_params"]
+    assert params["stop_token_ids"] == sorted(pico.renderer.stop_ids) and params["ignore_eos"]
+    assert (
+        params["logprobs"] == 0 and len({b["sampling_params"]["seed"] for b in server.bodies}) == 7
+    )
+
+
+def test_what_is_trained_is_what_was_sampled(server, pico):
+    """The next turn's prompt extends the ids of the last one; nothing is tokenised again."""
+    policy, dialog = connect(server, pico), ASK[0]
+    (first,) = policy.respond([dialog], WARM)
+    said = Dialog((*dialog.messages, first.message), id="x")
+    more = [*first.prompt_ids, *first.ids]
+    more += pico.renderer.continuation(said, (Message("user", "and?"),))
+    policy.submit("next", more, WARM)
+    ((key, sampled),) = policy.advance()
+    assert key == "next" and server.bodies[-1]["token_ids"] == more and sampled.ids
+
+
+def test_many_are_under_way_at_once(server, pico):
+    policy = connect(server, pico)
+    server.wanted = len(ASK)
+    policy.respond(ASK, WARM)
+    assert server.most == len(ASK)
+
+
+def test_stop_strings_token_limits_and_full_contexts(server, pico):
+    policy = connect(server, pico)
+    (plain,) = policy.respond(ASK[:1], WARM)
+    assert plain.stop is StopReason.TOKENS and len(plain.ids) == 12
+    word = pico.renderer.tokenizer.decode(plain.ids)[3:5]
+    (cut,) = policy.respond(ASK[:1], Sampling(12, 0.8, seed=5, stop=(word,)))
+    assert cut.stop is StopReason.ANSWERED and cut.ids == plain.ids[: len(cut.ids)]
+    (full,) = policy.respond(ASK[:1], Sampling(2048))
+    assert full.stop is StopReason.CONTEXT and "over 2048" in full.error
+
+
+def test_busy_servers_are_asked_again_and_dead_ones_given_up(server, pico):
+    policy = connect(server, pico)
+    server.trouble += [(429, {"Retry-After": "0"}, "busy"), (503, {}, "starting")]
+    (turn,) = policy.respond(ASK[:1], WARM)
+    assert turn.stop is StopReason.TOKENS and not turn.error
+    server.trouble += [(500, {}, "engine is dead")] * 3
+    (failed,) = policy.respond(ASK[:1], WARM)
+    assert failed.stop is StopReason.POLICY_ERROR and "HTTP 500: engine is dead" in failed.error
+    server.trouble.append((400, {}, "maximum context length is 2048"))
+    assert policy.respond(ASK[:1], WARM)[0].stop is StopReason.CONTEXT
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "said"),
+    [
+        ("finish_reason", "abort", "finish_reason 'abort'"),
+        ("finish_reason", "stop", "ended the turn, which is no stop token here"),
+        ("token_ids", [1, 2], "not every token has its log-probability"),
+        ("logprobs", None, "the answer cannot be read"),
+    ],
+)
+def test_answers_that_would_train_wrongly_are_refused(server, pico, part, value, said):
+    policy = connect(server, pico)
+    server.change = lambda answer: answer["choices"][0].update({part: value}) or answer
+    (turn,) = policy.respond(ASK[:1], WARM)
+    assert turn.stop is StopReason.POLICY_ERROR and said in turn.error and not turn.ids
+
+
+def adapter(folder: Path, text: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_model.safetensors").write_text(text)
+    return folder
+
+
+def test_an_adapter_is_served_under_its_hash_and_must_have_changed(server, pico, tmp_path):
+    folder = adapter(tmp_path / "a", "one")
+    policy = connect(server, pico, adapter=folder)
+    first = policy.serving
+    assert server.adapters == {first: str(folder)} and policy.digest[:16] in first
+    with pytest.raises(SharpenError, match="unchanged since it was loaded"):
+        policy.load_adapter(folder)
+    policy.respond(ASK[:1], WARM)
+    assert server.bodies[-1]["model"] == first
+    second = policy.load_adapter(adapter(folder, "two"))
+    assert second != first and [*server.adapters] == [second]
+    policy.submit(0, [1], WARM)
+    with pytest.raises(SharpenError, match="answers are under way"):
+        policy.load_adapter(adapter(folder, "three"))
+    policy.advance()
+    server.change = lambda answer: answer | {"model": "pico"}
+    assert "'pico' answered" in policy.respond(ASK[:1], WARM)[0].error
+
+
+def test_an_adapter_that_is_not_listed_is_an_error(server, pico, tmp_path):
+    server.forgets = True
+    with pytest.raises(SharpenError, match="does not list adapter pico-"):
+        connect(server, pico, adapter=adapter(tmp_path / "a", "one"))
+    with pytest.raises(SharpenError, match=r"has no adapter_config.json"):
+        connect(server, pico, adapter=tmp_path)
+
+
+def test_wrong_servers_are_named(pico):
+    with VLLMServer(pico, processed=False) as raw, pytest.raises(SharpenError, match="are raw"):
+        connect(raw, pico)
+    with VLLMServer(pico, "other") as other, pytest.raises(SharpenError, match="serves other, not"):
+        connect(other, pico)
+    with VLLMServer(pico) as shut:
+        shut.trouble.append((403, {}, "Scale-out endpoints are disabled."))
+        with pytest.raises(SharpenError, match="generate: HTTP 403: Scale-out endpoints"):
+            connect(shut, pico)
+    with pytest.raises(SharpenError, match="v1/models: ConnectError"):
+        connect(shut, pico)
+    with VLLMServer(pico) as server, pytest.raises(SharpenError, match="the vLLM policy has none"):
+        connect(server, pico).submit(0, [1], Sampling(constrained=True), [ToolSpec("a")])
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_fails_its_samples_only(pico, pico_folder):
+    command = [sys.executable, str(Path(__file__).with_name("vllm_server.py")), str(pico_folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout
+        url = f"http://127.0.0.1:{process.stdout.readline().strip()}"
+        policy = VLLMPolicy(url, "pico", pico.renderer, limits=QUICK)
+        agree(policy.respond(ASK, WARM), pico.respond(ASK, WARM))
+        for number in range(4):
+            policy.submit(number, [1, 2], Sampling(1500, 1.0, seed=number))
+        time.sleep(0.1)
+    finally:
+        process.kill()
+        process.communicate()
+    found = {}
+    while len(found) < 4:
+        found |= dict(policy.advance())
+    assert StopReason.POLICY_ERROR in {sampled.stop for sampled in found.values()}
+    assert policy.respond(ASK[:1], WARM)[0].stop is StopReason.POLICY_ERROR
+    policy.close()
