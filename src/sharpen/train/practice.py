@@ -136,7 +136,10 @@ class Practice:
 
     def check_gate(self) -> None:
         """Refuse a policy that still calls tools wrongly: RL would drill its mistakes."""
-        if not self.config.gate or not any(task.tools for task in self.dev):
+        if not self.config.gate or not any(task.tools for task in self.dev or self.tasks):
+            return
+        if not self.dev:
+            print("gate: not measured, there is no dev_data")
             return
         row = self.measure()
         names = [n for n in row if n.endswith(("tool_accuracy", "exact_call"))] or ["metric"]
