@@ -18,7 +18,7 @@ import sharpen.train.practice as practice
 import sharpen.train.run as run_module
 from guessing import accuracy, metrics, tasks, write
 from sharpen.config import ConfigError
-from sharpen.models.load import ModelConfig, load_model
+from sharpen.models.load import ModelConfig, load_model, load_tokenizer
 from sharpen.train.advantages import token_weights
 from sharpen.train.config import GRPOConfig, LearnerConfig
 from sharpen.train.experience import Judge, with_columns
@@ -235,6 +235,20 @@ def test_the_gate_asks_for_tool_accuracy_first(sharpen, pico_folder, tmp_path):
 def test_wrong_settings(guesser, given, problem):
     with pytest.raises(ConfigError, match=problem):
         config(guesser, "x.jsonl", **given)
+
+
+def test_wrong_references(guesser, tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    other = tmp_path / "other"
+    GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=8, n_layer=1, n_head=1)).save_pretrained(
+        other
+    )
+    load_tokenizer(str(guesser)).save_pretrained(other)
+    for beta, problem in ((0.1, "a gpt2, the policy is a llama"), (0.0, "nothing asks for it")):
+        settings = config(guesser, tasks(tmp_path), reference_model=str(other), beta=beta)
+        with pytest.raises(SharpenError, match=problem):
+            GRPOTrainer(settings, tmp_path / f"run-{beta}").train()
 
 
 def test_no_tasks_is_one_line(guesser, tmp_path):

@@ -13,8 +13,8 @@ import typer
 app = typer.Typer(no_args_is_help=True, help="Train a model.")
 # flag → its setting
 FLAGS = {key: key for key in ("base_model", "dev_data", "max_steps", "save_steps", "seed")}
-FLAGS |= {"data": "train_data", "epochs": "num_epochs"}
-FLAGS |= {key: key for key in ("group_size", "beta", "reward")} | {"sft_model": "base_model"}
+FLAGS |= {"data": "train_data", "epochs": "num_epochs", "sft_model": "base_model"}
+FLAGS |= {key: key for key in ("beta", "group_size", "reward")}
 # verb → its config, its trainer, what it does
 METHODS = {
     "sft": ("AgentSFTConfig", "AgentSFTTrainer", "Fine-tune on dialogs."),
@@ -45,11 +45,11 @@ def train_by(
     save_steps: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of order, dropout and weights.")] = None,
     task_weights: Annotated[str | None, typer.Option(help="sft: JSON, task type → share.")] = None,
-    sft_model: Annotated[str | None, typer.Option(help="RL: the run to start from.")] = None,
-    beta: Annotated[float | None, typer.Option(help="RL: weight of the KL.")] = None,
-    group_size: Annotated[int | None, typer.Option(help="grpo: samples a task.")] = None,
-    reward: Annotated[str | None, typer.Option(help="RL: a name, or file.py:name.")] = None,
-    force: Annotated[bool, typer.Option(help="RL: start below the gate of accuracy.")] = False,
+    sft_model: Annotated[str | None, typer.Option(help="Model or run to go on from.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Weight of the reference.")] = None,
+    group_size: Annotated[int | None, typer.Option(help="grpo: samples of a task.")] = None,
+    reward: Annotated[str | None, typer.Option(help="grpo, ppo: a name, or file.py:name.")] = None,
+    force: Annotated[bool, typer.Option(help="grpo, ppo: start below the gate.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object.")] = False,
 ) -> None:
     import sharpen

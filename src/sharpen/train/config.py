@@ -193,30 +193,19 @@ class PPOConfig(RLConfig):
         return self
 
 
+SPEC_DPO = {"beta": 0.1, "reference_free": False, "label_smoothing": 0.0, "loss_type": "sigmoid"}
+SPEC_PPO = {"kl_coef": 0.02, "clip_range": 0.2, "vf_coef": 0.5}
+SPEC_PPO |= {"num_rollouts": 128, "chunk_size": 64}
+SPEC_GRPO = {"group_size": 4, "beta": 0.1, "use_advantage": True}
+
+
 class RLTrainingConfig(Config):
     """One of three methods with its own settings; those of all of them are in `settings`."""
 
     algorithm: Literal["dpo", "ppo", "grpo"] = "dpo"
-    dpo_config: dict[str, Any] = Field(
-        default={
-            "beta": 0.1,
-            "reference_free": False,
-            "label_smoothing": 0.0,
-            "loss_type": "sigmoid",
-        }
-    )
-    ppo_config: dict[str, Any] = Field(
-        default={
-            "kl_coef": 0.02,
-            "clip_range": 0.2,
-            "vf_coef": 0.5,
-            "num_rollouts": 128,
-            "chunk_size": 64,
-        }
-    )
-    grpo_config: dict[str, Any] = Field(
-        default={"group_size": 4, "beta": 0.1, "use_advantage": True}
-    )
+    dpo_config: dict[str, Any] = SPEC_DPO
+    ppo_config: dict[str, Any] = SPEC_PPO
+    grpo_config: dict[str, Any] = SPEC_GRPO
     train_data: str = "agent_benchmark:train"
     settings: dict[str, Any] = Field(default_factory=dict)  # of the run, such as max_steps
 

@@ -6,7 +6,7 @@ What cannot be scored, or says nothing, is counted and never trained on.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -202,3 +202,9 @@ def means(samples: Sequence[Trajectory]) -> dict[str, float]:
         for name, value in {"": score.value, **score.parts}.items():
             found.setdefault(name, []).append(value)
     return {name: float(np.mean(values)) for name, values in found.items() if name != "failed"}
+
+
+def as_figures(found: float | Mapping[str, float]) -> dict[str, float]:
+    """What an evaluation callback gave back: one number, or several by name."""
+    named = found if isinstance(found, Mapping) else {"metric": found}
+    return {name: float(value) for name, value in named.items()}

@@ -116,6 +116,8 @@ class GRPOTrainer:
 
 def start_learner(config: RLConfig, practice: Practice, held: bool) -> tuple[Start, Learner]:
     """The policy, `held` against a reference or not, as a learner that also takes the turns."""
+    if config.reference_model and not held:
+        raise SharpenError("reference_model: the weight of the KL is 0, nothing asks for it")
     start = start_policy(config, reference=config.reference_model if held else None)
     learner = Learner(start.model, config, practice.total * config.updates)
     if learner.processes.world > 1:

@@ -20,7 +20,7 @@ from sharpen.rewards.hacking import SURE, HackingMonitor, RLVRHackingDetector
 from sharpen.rollout import find_environment, rollout
 from sharpen.train.batching import epoch_order
 from sharpen.train.config import RLConfig
-from sharpen.train.experience import Group, Judge, Shape, TaskReward, flat, means
+from sharpen.train.experience import Group, Judge, Shape, TaskReward, as_figures, flat, means
 from sharpen.types import Json, Reward, Sampling, SharpenError, Task, Trajectory
 
 Evaluate = Callable[[Any, int], float | Mapping[str, float]]  # policy, step
@@ -131,13 +131,15 @@ class Practice:
         if self.dev:
             row |= self.measure()
         if self.callback:
-            found = self.callback(self.policy, step)
-            row |= found if isinstance(found, Mapping) else {"metric": float(found)}
+            row |= as_figures(self.callback(self.policy, step))
         return row
 
     def check_gate(self) -> None:
         """Refuse a policy that still calls tools wrongly: RL would drill its mistakes."""
-        if not self.config.gate or not any(task.tools for task in self.dev):
+        if not self.config.gate or not any(task.tools for task in self.dev or self.tasks):
+            return
+        if not self.dev:
+            print("gate: not measured, there is no dev_data")
             return
         row = self.measure()
         names = [n for n in row if n.endswith(("tool_accuracy", "exact_call"))] or ["metric"]

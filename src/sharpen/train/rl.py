@@ -64,12 +64,13 @@ class AgentRLTrainer:
         return self.trainer.train()
 
     def save_model(self, path: str | Path) -> None:
-        self.trainer.save_model(path)
+        self.trainer.start.save(self.trainer.learner, path)
 
     @property
     def model(self) -> Any:
         """The policy; there is none before `train`."""
-        return self.trainer.model
+        learner = getattr(self.trainer, "learner", None)
+        return learner.model if learner else None
 
     def generate_preference_pairs(
         self, prompts: Sequence[str | Task], num_samples: int = 4
@@ -88,10 +89,9 @@ class AgentRLTrainer:
                     "with its gold"
                 )
         tasks = [known[prompt] if isinstance(prompt, str) else prompt for prompt in prompts]
-        settings, trainer = self.settings, self.trainer
-        if trainer.model is not None:
-            renderer = getattr(trainer, "renderer", None) or trainer.start.renderer
-            policy = LocalPolicy(trainer.model, renderer)
+        settings = self.settings
+        if self.model is not None:
+            policy = LocalPolicy(self.model, self.trainer.start.renderer)
         else:
             policy = LocalPolicy.load(ModelConfig(base_model=self.path, device=settings.device))
         sampling = Sampling(
