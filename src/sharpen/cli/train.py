@@ -13,11 +13,13 @@ import typer
 app = typer.Typer(no_args_is_help=True, help="Train a model.")
 # flag → its setting
 FLAGS = {key: key for key in ("base_model", "dev_data", "max_steps", "save_steps", "seed")}
-FLAGS |= {"data": "train_data", "epochs": "num_epochs"}
+FLAGS |= {"data": "train_data", "epochs": "num_epochs", "sft_model": "base_model"}
+FLAGS |= {key: key for key in ("beta", "num_samples")}
 # verb → its config, its trainer, what it does
 METHODS = {
     "sft": ("AgentSFTConfig", "AgentSFTTrainer", "Fine-tune on dialogs."),
     "reward": ("RewardModelConfig", "RewardModelTrainer", "Train a reward model on preferences."),
+    "dpo": ("DPOConfig", "DPOTrainer", "Optimise on preferences, or on tasks by sampled ones."),
 }
 
 
@@ -42,15 +44,21 @@ def train_by(
     save_steps: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of order, dropout and weights.")] = None,
     task_weights: Annotated[str | None, typer.Option(help="sft: JSON, task type → share.")] = None,
+    sft_model: Annotated[str | None, typer.Option(help="Model or run to go on from.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Weight of the reference.")] = None,
+    num_samples: Annotated[int | None, typer.Option(help="Answers sampled for each task.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object.")] = False,
 ) -> None:
     import sharpen
     from sharpen.config import parse_config
     from sharpen.rows import parse_text
+    from sharpen.types import SharpenError
 
     verb = str(context.info_name)
     kind, trainer = (getattr(sharpen, name) for name in METHODS[verb][:2])
     values, flags = settings(config, overrides or [], verb), context.params
+    if base_model and sft_model:
+        raise SharpenError("--base-model and --sft-model: two names of one thing, give one")
     values |= {FLAGS[key]: flags[key] for key in FLAGS if flags[key] is not None}
     if task_weights is not None:
         values["task_weights"] = parse_text(task_weights, "", "--task-weights")
