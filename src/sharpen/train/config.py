@@ -98,6 +98,7 @@ class DPOConfig(RunConfig):
     beta: float = Field(0.1, gt=0)
     reference_free: bool = False
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    sft_weight: float = Field(0.0, ge=0)  # of the chosen answers' own likelihood, besides the loss
     gamma: float = Field(0.5, ge=0)  # simpo: how far apart the sides should be
     desirable_weight: float = Field(1.0, ge=0)  # kto
     undesirable_weight: float = Field(1.0, ge=0)

@@ -30,7 +30,7 @@ from sharpen.train.config import DPOConfig
 from sharpen.train.dataset import Phase
 from sharpen.train.experience import as_figures, figures, scored
 from sharpen.train.learner import Learner
-from sharpen.train.preference_losses import LOSSES, rewards
+from sharpen.train.preference_losses import LOSSES, rewards, sft
 from sharpen.train.preferences import (
     NoPairs,
     fitting,
@@ -116,15 +116,17 @@ class DPOTrainer:
     def referred(self, rows: list[list[Datum]], name: str, begin: int = 0) -> list[Pair]:
         """The rows with what the reference makes of them, asked once."""
         path, learner = self.output / f"{name}.json", self.learner
-        if not self.config.needs_reference:
+        if not rows or not self.config.needs_reference:
             return [Pair(row, [0.0] * len(row)) for row in rows]
         if self.written(path, begin):
             found = read_json(path)
         else:
             sides = [side for row in rows for side in row]
-            own = self.config.update_reference and begin > 0
-            values = self.start.reference.logprobs(learner, sides) if not own else None
-            found = sums(values or learner.logprobs(sides)).reshape(len(rows), -1).tolist()
+            if self.config.update_reference and begin:
+                values = learner.logprobs(sides)
+            else:
+                values = self.start.reference.logprobs(learner, sides)
+            found = sums(values).reshape(len(rows), -1).tolist()
             if not np.isfinite(found).all():
                 raise SharpenError(f"{name}: a log-probability of the reference is not finite")
             if learner.processes.rank == 0:
@@ -218,6 +220,7 @@ class DPOTrainer:
         lengths_P_K = torch.tensor([float(trained_tokens(d)) for d in sides]).view_as(logps_P_K)
         ratio_P_K = logps_P_K - torch.tensor(np.array([pair.reference for pair in pairs]))
         loss = LOSSES[self.config.loss_type](ratio_P_K, lengths_P_K, self.config)
+        loss = loss + self.config.sft_weight * sft(logps_P_K, lengths_P_K)
         (slopes_P_K,) = torch.autograd.grad(loss, logps_P_K)
         reward_P_K = rewards(ratio_P_K, lengths_P_K, self.config).detach()
         margin_P = reward_P_K[:, 0] - reward_P_K[:, 1]

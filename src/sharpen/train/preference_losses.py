@@ -46,8 +46,7 @@ def orpo(ratio_P_K: Tensor, lengths_P_K: Tensor, how: DPOConfig) -> Tensor:
     of the other."""
     mean_P_K = (ratio_P_K / lengths_P_K).clamp(max=-1e-7)  # the odds of certainty are infinite
     odds_P_K = mean_P_K - torch.log(-torch.expm1(mean_P_K))
-    likelihood = ratio_P_K[:, 0].sum() / lengths_P_K[:, 0].sum()
-    return how.beta * cross_entropy(gap(odds_P_K)) - likelihood
+    return how.beta * cross_entropy(gap(odds_P_K)) + sft(ratio_P_K, lengths_P_K)
 
 
 def simpo(ratio_P_K: Tensor, lengths_P_K: Tensor, how: DPOConfig) -> Tensor:
@@ -64,6 +63,12 @@ def rewards(ratio_P_K: Tensor, lengths_P_K: Tensor, how: DPOConfig) -> Tensor:
     """What each side is worth to the policy: β · ratio, a mean over tokens where the loss has no
     reference by design."""
     return how.beta * (ratio_P_K / lengths_P_K if how.loss_type in ("orpo", "simpo") else ratio_P_K)
+
+
+def sft(logps_P_K: Tensor, lengths_P_K: Tensor) -> Tensor:
+    """Mean negative log-likelihood of the chosen answers' tokens. A loss that knows only distances
+    may lower both sides."""
+    return -logps_P_K[:, 0].sum() / lengths_P_K[:, 0].sum()
 
 
 def gap(score_P_K: Tensor) -> Tensor:

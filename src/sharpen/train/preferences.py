@@ -55,7 +55,7 @@ def generate_preference_pairs(
 ) -> list[Preference]:
     """The best and the worst of `samples` of each task, by the reward against the task's own gold.
     `policy` gives ids (`LocalPolicy`). Tasks whose samples are all equally good give no pair."""
-    pairs, lost, reasons = list[Preference](), Counter[str](), Counter[str]()
+    pairs, lost, reasons, scores = list[Preference](), Counter[str](), Counter[str](), []
     with progress("sampling pairs", len(tasks)) as advance:
         for start in range(0, len(tasks), AT_ONCE):
             some = tasks[start : start + AT_ONCE]
@@ -64,6 +64,7 @@ def generate_preference_pairs(
             trajectories = rollout(policy, repeated, make_environment, own, max_turns)
             for group in scored(some, trajectories, reward):
                 reasons.update(group.dropped)
+                scores += group.rewards.tolist()
                 found = pair_from_group(group, make_environment, policy.renderer)
                 if isinstance(found, str):
                     lost[found] += 1
@@ -72,6 +73,7 @@ def generate_preference_pairs(
             advance(len(some))
     told = ", ".join([f"{len(pairs)} pairs", *(f"{n} {why}" for why, n in lost.items())])
     told = f"of {len(tasks)} tasks with {samples} samples each: {told}"
+    told += f", mean score {np.mean(scores):.2f}" if scores else ""
     for reason, count in reasons.most_common(1):
         told += f"; {reasons.total()} samples have no score, {count} of them by {reason}"
     if not pairs:
