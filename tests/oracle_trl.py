@@ -1,4 +1,5 @@
-"""TRL's side of `test_trl_parity.py` and `test_dpo.py`, run by .venv-oracle's python: `oracle_trl.py JOB.json`.
+"""TRL's side of `test_trl_parity.py` and `test_dpo.py`, run by .venv-oracle's python:
+`oracle_trl.py JOB.json`.
 
 Every figure comes out of TRL's own trainers: their preparation of rows, their collators, their
 `compute_loss`, and for accumulated steps their `train()`. Losses and labels are written to

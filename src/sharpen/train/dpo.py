@@ -7,9 +7,11 @@ folder, so that a run killed anywhere continues with the same losses.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import torch
 from sharpen.data.sources import read_rows
 from sharpen.models.load import load_tokenizer
 from sharpen.policy.local import LocalPolicy
-from sharpen.records import read_json, read_jsonl, write_json, write_jsonl
+from sharpen.records import read_json, write_json, write_jsonl
 from sharpen.render import Renderer
 from sharpen.rewards.compose import build_reward
 from sharpen.rollout import find_environment, rollout
@@ -76,14 +78,11 @@ class DPOTrainer:
     def read(self, source: str) -> tuple[list[Task], list[list[Datum]]]:
         """Tasks or pairs: what the first row is, all are."""
         rows = list(read_rows(source)) if source else []
-        if rows and "instruction" in rows[0].value:
+        if not source or (rows and "instruction" in rows[0].value):
             return [task_from_row(row.value, row.where) for row in rows], []
-        found = [replace(preference_from_row(r.value, r.where), id=r.where) for r in rows]
-        return [], self.rendered(found, source) if source else []
-
-    def rendered(self, pairs: Sequence[Preference], source: str) -> list[list[Datum]]:
-        rows = fitting(pair_rows(pairs, self.renderer), self.config.max_length, source)
-        return with_strangers(rows, source) if self.config.loss_type == "kto" else rows
+        pairs = [replace(preference_from_row(r.value, r.where), id=r.where) for r in rows]
+        found = fitting(pair_rows(pairs, self.renderer), self.config.max_length, source)
+        return [], with_strangers(found, source) if self.config.loss_type == "kto" else found
 
     def sampled(self, number: int, begin: int) -> list[list[Datum]]:
         """The pairs of a round, from its file or else from the policy."""
@@ -98,9 +97,7 @@ class DPOTrainer:
                     trouble = str(error)
             if trouble := group.gather({0: trouble} if group.rank == 0 else {})[0]:
                 raise NoPairs(trouble)
-        rows = read_jsonl(path)
-        found = [replace(preference_from_row(r.value, r.where), id=r.where) for r in rows]
-        return self.rendered(found, str(path))
+        return self.read(str(path))[1]
 
     def sample(self, number: int) -> list[Preference]:
         config, tasks = self.config, self.tasks
@@ -118,20 +115,21 @@ class DPOTrainer:
         path, learner = self.output / f"{name}.json", self.learner
         if not rows or not self.config.needs_reference:
             return [Pair(row, [0.0] * len(row)) for row in rows]
+        sides = [side for row in rows for side in row]
+        told = {"rows": hashlib.sha256(b"".join(side.ids.tobytes() for side in sides)).hexdigest()}
         if self.written(path, begin):
             found = read_json(path)
+            if found["rows"] != told["rows"]:
+                raise SharpenError(f"{path}: of other rows; start in another folder")
         else:
-            sides = [side for row in rows for side in row]
-            if self.config.update_reference and begin:
-                values = learner.logprobs(sides)
-            else:
-                values = self.start.reference.logprobs(learner, sides)
-            found = sums(values).reshape(len(rows), -1).tolist()
-            if not np.isfinite(found).all():
+            own = self.config.update_reference and begin
+            values = learner.logprobs if own else partial(self.start.reference.logprobs, learner)
+            found = told | {"logps": sums(values(sides)).reshape(len(rows), -1).tolist()}
+            if not np.isfinite(found["logps"]).all():
                 raise SharpenError(f"{name}: a log-probability of the reference is not finite")
             if learner.processes.rank == 0:
                 write_json(path, found)
-        return [Pair(row, sides) for row, sides in zip(rows, found, strict=True)]
+        return [Pair(row, logps) for row, logps in zip(rows, found["logps"], strict=True)]
 
     def written(self, path: Path, begin: int) -> bool:
         """Whether a file of a round that begins at step `begin` is there, on which all processes

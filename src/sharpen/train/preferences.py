@@ -77,7 +77,8 @@ def generate_preference_pairs(
     for reason, count in reasons.most_common(1):
         told += f"; {reasons.total()} samples have no score, {count} of them by {reason}"
     if not pairs:
-        raise NoPairs(f"no preference pair {told}; raise num_samples or temperature")
+        advice = "raise num_samples or temperature" if scores else "look at the reward"
+        raise NoPairs(f"no preference pair {told}; {advice}")
     print(told)
     return pairs
 
@@ -183,16 +184,17 @@ def answer_only(datum: Datum, pair: Preference, side: str) -> Datum:
 
 def fitting(rows: Sequence[list[Datum]], limit: int, source: str) -> list[list[Datum]]:
     """Pairs within `limit` tokens; longer ones are named and left out, never cut."""
+    kept = [row for row in rows if max(len(side.ids) for side in row) <= limit]
     long = [row for row in rows if max(len(side.ids) for side in row) > limit]
     for row in long[:NAMED]:
         lengths = " and ".join(str(len(side.ids)) for side in row)
         print(f"{row[0].id}: {lengths} tokens, over max_length ({limit}): left out")
-    if len(long) > NAMED:
-        print(f"{source}: {len(long)} of {len(rows)} pairs left out, over max_length ({limit})")
-    if len(long) == len(rows):
+    if not kept:
         over = f", {len(long)} over max_length {limit}" if long else ""
         raise SharpenError(f"{source}: no pair to train on (of {len(rows)}{over})")
-    return [row for row in rows if max(len(side.ids) for side in row) <= limit]
+    if len(long) > NAMED:
+        print(f"{source}: {len(long)} of {len(rows)} pairs left out, over max_length ({limit})")
+    return kept
 
 
 def with_strangers(rows: Sequence[list[Datum]], source: str) -> list[list[Datum]]:
