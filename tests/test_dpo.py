@@ -371,18 +371,18 @@ def letter_tasks(folder: Path, lengths=range(17, 25)) -> str:
 
 @pytest.fixture(scope="module")
 def guesser(pico_folder, tmp_path_factory) -> Path:
-    """A run that taught pico to answer with one of the four, A more often, whatever is asked."""
+    """A run that taught pico to answer with any of the four, most often with a wrong one."""
     folder = tmp_path_factory.mktemp("guesser")
     rows = [
         {"messages": [say("user", c * n), say("assistant", answer)]}
-        for c in LETTERS
+        for i, c in enumerate(LETTERS)
         for n in (17, 19, 21, 24)
-        for answer in "AABCD"
+        for answer in ANSWERS + 2 * ANSWERS[(i * 3 + 1) % 4]
     ]
     settings = AgentSFTConfig(
         **{"base_model": str(pico_folder), "train_data": write(folder / "sft.jsonl", rows)},
-        **{"device": "cpu", "full": True, "learning_rate": 5e-3, "batch_size": 80},
-        **{"gradient_accumulation": 1, "num_epochs": 30, "lora_dropout": 0.0},
+        **{"device": "cpu", "full": True, "learning_rate": 5e-3, "batch_size": 96},
+        **{"gradient_accumulation": 1, "num_epochs": 60, "lora_dropout": 0.0},
     )
     AgentSFTTrainer(settings, folder / "run").train()
     return folder / "run"

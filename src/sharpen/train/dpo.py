@@ -116,7 +116,9 @@ class DPOTrainer:
         if not rows or not self.config.needs_reference:
             return [Pair(row, [0.0] * len(row)) for row in rows]
         sides = [side for row in rows for side in row]
-        told = {"rows": hashlib.sha256(b"".join(side.ids.tobytes() for side in sides)).hexdigest()}
+        told: Json = {
+            "rows": hashlib.sha256(b"".join(side.ids.tobytes() for side in sides)).hexdigest()
+        }
         if self.written(path, begin):
             found = read_json(path)
             if found["rows"] != told["rows"]:

@@ -55,6 +55,7 @@ def generate_preference_pairs(
 ) -> list[Preference]:
     """The best and the worst of `samples` of each task, by the reward against the task's own gold.
     `policy` gives ids (`LocalPolicy`). Tasks whose samples are all equally good give no pair."""
+    words = vocabulary(policy.renderer.tokenizer)
     pairs, lost, reasons, scores = list[Preference](), Counter[str](), Counter[str](), []
     with progress("sampling pairs", len(tasks)) as advance:
         for start in range(0, len(tasks), AT_ONCE):
@@ -65,7 +66,7 @@ def generate_preference_pairs(
             for group in scored(some, trajectories, reward):
                 reasons.update(group.dropped)
                 scores += group.rewards.tolist()
-                found = pair_from_group(group, make_environment, policy.renderer)
+                found = pair_from_group(group, make_environment, words)
                 if isinstance(found, str):
                     lost[found] += 1
                 else:
@@ -83,7 +84,7 @@ def generate_preference_pairs(
     return pairs
 
 
-def pair_from_group(group: Group, make: MakeEnvironment, renderer: Renderer) -> Preference | str:
+def pair_from_group(group: Group, make: MakeEnvironment, words: str) -> Preference | str:
     """The pair, or why there is none."""
     if len(group.samples) < 2:
         return "without two scored samples"
@@ -96,17 +97,12 @@ def pair_from_group(group: Group, make: MakeEnvironment, renderer: Renderer) -> 
     (chosen,), (rejected,) = rows
     if np.array_equal(chosen.ids, rejected.ids):  # a reward that is not sure of itself
         return "ties"
-    ids: Json = {"tokenizer": vocabulary(renderer.tokenizer)}
-    ids |= {"chosen": ids_to_row(chosen), "rejected": ids_to_row(rejected)}
-    opening, task = make().reset(group.task), group.task
+    ids = {"tokenizer": words, "chosen": ids_to_row(chosen), "rejected": ids_to_row(rejected)}
+    opening, sides = make().reset(group.task), [messages_of(trajectory) for trajectory in ends]
+    scores = float(group.rewards.max()), float(group.rewards.min())
+    about = {"kind": group.task.kind, "sampled": ids}
     return Preference(
-        opening.messages,
-        *(messages_of(trajectory) for trajectory in ends),
-        opening.tools,
-        task.id,
-        float(group.rewards.max()),
-        float(group.rewards.min()),
-        {"kind": task.kind, "sampled": ids},
+        opening.messages, sides[0], sides[1], opening.tools, group.task.id, *scores, about
     )
 
 
