@@ -23,7 +23,7 @@ from sharpen.models.load import ModelConfig, load_model
 from sharpen.models.pico import build_pico
 from sharpen.policy.local import LocalPolicy
 from sharpen.render import Renderer
-from sharpen.rollout import OneTurn
+from sharpen.rollout import OneTurn, rollout
 from sharpen.rows import preference_from_row, preference_to_row, task_from_row
 from sharpen.train.config import AgentSFTConfig, DPOConfig
 from sharpen.train.dpo import DPOTrainer
@@ -341,12 +341,12 @@ def test_what_a_model_samples_is_what_trains(pico_folder, tmp_path):
         trainer.train()
     policy = LocalPolicy(load_model(ModelConfig(base_model=str(pico_folder))), trainer.renderer)
     tasks = random.Random("1:0").sample([Task(c, c) for c in "abcdef"], 6)
-    dialogs = [OneTurn().reset(task) for task in tasks for _ in range(3)]
-    turns = policy.respond(dialogs, Sampling(5, 1.0, seed=1009))
-    sampled = {(*turn.prompt_ids, *turn.ids) for turn in turns}
+    repeated = [task for task in tasks for _ in range(3)]
+    made = rollout(policy, repeated, OneTurn, Sampling(5, 1.0, seed=1009))
+    sampled = {(*turn.prompt_ids, *turn.ids) for one in made for turn in one.turns}
     assert len(trained) >= 16 and {tuple(d.ids.tolist()) for d in trained} <= sampled
     assert all(d.mask.sum() == len(d.ids) - int(d.mask.argmax()) for d in trained)
-    again = [trainer.renderer.parse(turn.ids).content for turn in turns]
+    again = [turn.message.content for one in made for turn in one.turns]
     assert any("�" in text for text in again)
 
 
