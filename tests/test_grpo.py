@@ -205,6 +205,24 @@ def test_evaluation_callback_and_monitor(guesser, tmp_path):
     assert all(0 <= row["hacking_rate"] <= 1 for row in rows)
 
 
+def test_the_best_measured_weights_are_the_result(guesser, tmp_path):
+    """Two evaluations, the second worse: `final/` is of the first."""
+    values, saved = iter((0.5, 0.25)), []
+    settings = config(guesser, tasks(tmp_path), eval_steps=1, max_steps=2)
+    trainer = GRPOTrainer(settings, tmp_path / "run", evaluate=lambda *_: next(values))
+    save = trainer.save_model
+    trainer.save_model = lambda path: (
+        saved.append((path.name, trainer.learner.steps_done)),
+        save(path),
+    )
+    assert trainer.train()["best_metric"] == 0.5
+    assert saved == [("best", 1)]
+    best, final = (
+        (tmp_path / "run" / n / "model.safetensors").read_bytes() for n in ("best", "final")
+    )
+    assert best == final
+
+
 def test_the_gate_asks_for_tool_accuracy_first(sharpen, pico_folder, tmp_path):
     tool = {"type": "function", "function": {"name": "clock", "description": "", "parameters": {}}}
     gold = {"calls": [{"name": "clock", "arguments": {}}]}

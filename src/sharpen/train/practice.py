@@ -63,7 +63,7 @@ class Practice:
             self.reward.close()
 
     def first_state(self) -> Json:
-        state: Json = {"position": 0, "flat_steps": 0, "flat_reward": 0.0}
+        state: Json = {"position": 0, "flat_steps": 0, "flat_reward": 0.0, "best": None}
         return state | {"monitor": asdict(HackingMonitor())}
 
     def pick(self, position: int, count: int) -> list[Task]:
