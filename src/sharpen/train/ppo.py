@@ -74,6 +74,7 @@ class PPOTrainer:
                 row |= practice.evaluations(row["step"])
                 row |= practice.watch(groups, row, state)
                 keep_best(self, row, state)
+                practice.show(self.output, groups, row, state)
                 run.end_of_step(row, state, show="metric" in row)
                 practice.check_flat(state)
         return finished(self, run)
