@@ -84,6 +84,14 @@ def agent_data(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def without_reports():
+    """Drawing a run's curves takes longer than a pico model's run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sharpen.train.run.write_report", lambda folder: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def smollm2_tokenizer():
     from sharpen.models.find import find_model

@@ -19,12 +19,15 @@ import sharpen.train.run as run_module
 from guessing import accuracy, metrics, tasks, write
 from sharpen.config import ConfigError
 from sharpen.models.load import ModelConfig, load_model, load_tokenizer
+from sharpen.report.runs import write_report
 from sharpen.train.advantages import token_weights
 from sharpen.train.config import GRPOConfig, LearnerConfig
 from sharpen.train.experience import Judge, with_columns
 from sharpen.train.grpo import GRPOTrainer, surrogate_loss, surrogate_of, weighted
 from sharpen.train.learner import Learner
 from sharpen.types import Datum, SharpenError
+
+pytestmark = pytest.mark.usefixtures("without_reports")
 
 
 def config(model, data, **more) -> GRPOConfig:
@@ -203,6 +206,28 @@ def test_evaluation_callback_and_monitor(guesser, tmp_path):
     assert seen == [2, 3] and "metric" not in rows[0] and rows[1]["own"] == 0.5
     assert 0 <= rows[1]["eval_correctness"] <= 1 and figures["metric"] == rows[2]["metric"]
     assert all(0 <= row["hacking_rate"] <= 1 for row in rows)
+    shown = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").open()]
+    assert [row["step"] for row in shown] == [1, 2, 3]
+    assert shown[0]["messages"][0]["role"] == "user" and len(shown[0]["messages"]) == 2
+    assert "samples" in write_report(tmp_path / "run").read_text().lower()
+
+
+def test_the_best_measured_weights_are_the_result(guesser, tmp_path):
+    """Two evaluations, the second worse: `final/` is of the first."""
+    values, saved = iter((0.5, 0.25)), []
+    settings = config(guesser, tasks(tmp_path), eval_steps=1, max_steps=2)
+    trainer = GRPOTrainer(settings, tmp_path / "run", evaluate=lambda *_: next(values))
+    save = trainer.save_model
+    trainer.save_model = lambda path: (
+        saved.append((path.name, trainer.learner.steps_done)),
+        save(path),
+    )
+    assert trainer.train()["best_metric"] == 0.5
+    assert saved == [("best", 1)]
+    best, final = (
+        (tmp_path / "run" / n / "model.safetensors").read_bytes() for n in ("best", "final")
+    )
+    assert best == final
 
 
 def test_the_gate_asks_for_tool_accuracy_first(sharpen, pico_folder, tmp_path):
@@ -267,7 +292,7 @@ PLACES = {
 
 
 @pytest.fixture(scope="module")
-def whole(guesser, tmp_path_factory) -> Path:
+def whole(guesser, tmp_path_factory, without_reports) -> Path:
     """Uninterrupted, with a reference, several updates, refills, evaluations and the monitor."""
     folder = tmp_path_factory.mktemp("whole")
     for name, full in (("full", True), ("lora", False)):

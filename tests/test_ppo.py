@@ -20,6 +20,8 @@ from sharpen.train.ppo import PPOTrainer
 from sharpen.types import SharpenError
 from test_grpo import TWO_TURNS, code
 
+pytestmark = pytest.mark.usefixtures("without_reports")
+
 
 def config(model, data, **more) -> PPOConfig:
     given = {"base_model": str(model), "train_data": str(data), "device": "cpu", "full": True}
@@ -126,7 +128,7 @@ PLACES = {
 
 
 @pytest.fixture(scope="module")
-def whole(guesser, tmp_path_factory) -> Path:
+def whole(guesser, tmp_path_factory, without_reports) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     PPOTrainer(resumed(guesser, tasks(folder)), folder / "run").train()
     return folder

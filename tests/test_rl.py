@@ -15,6 +15,8 @@ from sharpen.train.config import R1TrainingConfig
 from sharpen.train.rl import R1Reward, R1StyleTrainer
 from sharpen.types import Message, Score, SharpenError, StopReason, Task, Trajectory, Turn
 
+pytestmark = pytest.mark.usefixtures("without_reports")
+
 RUN = {"device": "cpu", "max_steps": 2, "max_tokens": 8, "lora_r": 4, "learning_rate": 1e-3}
 RUN |= {"eval_steps": 1}
 OWN = {

@@ -49,7 +49,9 @@ class Display:
         rate = self.tokens / seconds
         left = seconds / max(step - self.first, 1) * (self.total - step)
         parts = [f"  step {step}/{self.total}: loss {row['loss']:.4f}"]
-        parts += [f"{name} {row[name]:.4f}" for name in ("dev_loss", "metric") if name in row]
+        parts += [
+            f"{name} {row[name]:.4f}" for name in ("reward", "dev_loss", "metric") if name in row
+        ]
         parts += [f"{rate:.0f} tokens/s"]
         peak = peak_flops(self.device)
         if peak:

@@ -7,6 +7,7 @@ reported, never trained on.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from sharpen.policy.local import LocalPolicy
+from sharpen.records import atomic_folder
 from sharpen.train.advantages import group_advantages, overlong, token_weights
 from sharpen.train.config import GRPOConfig, RLConfig
 from sharpen.train.experience import Group, figures, rows_of, with_columns
@@ -64,10 +66,11 @@ class GRPOTrainer:
                 row = {"step": learner.steps_done // config.updates} | row
                 row |= practice.evaluations(row["step"])
                 row |= practice.watch(groups, row, state)
+                keep_best(self, row, state)
+                practice.show(self.output, groups, row, state)
                 run.end_of_step(row, state, show="metric" in row)
                 practice.check_flat(state)
-        self.save_model(self.output / "final")
-        return last_figures(run)
+        return finished(self, run)
 
     def prepare(self) -> Learner:
         """Load what is trained."""
@@ -165,8 +168,22 @@ def update_row(reports: Sequence[StepReport], sums: dict[str, Any], seconds: flo
     return row | {"update_seconds": seconds, "update_tokens_per_s": row["tokens"] / seconds}
 
 
-def last_figures(run: TrainingRun) -> dict[str, float]:
-    """The last of each figure that a reader asks for first."""
-    rows = run.folder.metrics()
+def keep_best(trainer: Any, row: Json, state: Json) -> None:
+    if "metric" in row and (state["best"] is None or row["metric"] > state["best"]):
+        state["best"] = row["metric"]
+        trainer.save_model(trainer.output / "best")
+
+
+def finished(trainer: Any, run: TrainingRun) -> dict[str, float]:
+    """`final/`: the best weights where they were measured, else the last. Returns the last of each
+    figure that a reader asks for first."""
+    best, rows = trainer.output / "best", run.folder.metrics()
+    if best.is_dir():
+        with atomic_folder(trainer.output / "final") as work:
+            shutil.copytree(best, work, dirs_exist_ok=True)
+    else:
+        trainer.save_model(trainer.output / "final")
     names = ("step", "loss", "reward", "kl", "metric")
-    return {name: row[name] for name in names for row in rows if name in row}
+    found = {name: row[name] for name in names for row in rows if name in row}
+    measured = [row["metric"] for row in rows if "metric" in row]
+    return found | ({"best_metric": max(measured)} if measured else {})

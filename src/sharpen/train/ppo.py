@@ -22,7 +22,8 @@ from sharpen.train.config import PPOConfig
 from sharpen.train.experience import Group, figures, rows_of, with_columns
 from sharpen.train.grpo import (
     NOTHING,
-    last_figures,
+    finished,
+    keep_best,
     start_learner,
     surrogate_loss,
     update_row,
@@ -72,10 +73,11 @@ class PPOTrainer:
                 row = {"step": learner.steps_done // config.updates} | row
                 row |= practice.evaluations(row["step"])
                 row |= practice.watch(groups, row, state)
+                keep_best(self, row, state)
+                practice.show(self.output, groups, row, state)
                 run.end_of_step(row, state, show="metric" in row)
                 practice.check_flat(state)
-        self.save_model(self.output / "final")
-        return last_figures(run)
+        return finished(self, run)
 
     def update(self, groups: Sequence[Group], state: Json) -> Json:
         """Several optimiser steps of policy and critic on a step's episodes."""

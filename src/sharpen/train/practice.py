@@ -10,19 +10,23 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sharpen.data.sources import read_tasks
+from sharpen.records import write_jsonl
 from sharpen.rewards.compose import build_reward
 from sharpen.rewards.hacking import SURE, HackingMonitor, RLVRHackingDetector
 from sharpen.rollout import find_environment, rollout
+from sharpen.rows import message_to_wire
 from sharpen.train.batching import epoch_order
 from sharpen.train.config import RLConfig
 from sharpen.train.experience import Group, Judge, Shape, TaskReward, as_figures, flat, means
 from sharpen.types import Json, Reward, Sampling, SharpenError, Task, Trajectory
 
+SHOWN = 20  # episodes
 Evaluate = Callable[[Any, int], float | Mapping[str, float]]  # policy, step
 
 
@@ -63,8 +67,8 @@ class Practice:
             self.reward.close()
 
     def first_state(self) -> Json:
-        state: Json = {"position": 0, "flat_steps": 0, "flat_reward": 0.0}
-        return state | {"monitor": asdict(HackingMonitor())}
+        state: Json = {"position": 0, "flat_steps": 0, "flat_reward": 0.0, "best": None}
+        return state | {"monitor": asdict(HackingMonitor()), "samples": []}
 
     def pick(self, position: int, count: int) -> list[Task]:
         """The next tasks of an endless order, shuffled anew in every epoch."""
@@ -150,6 +154,17 @@ class Practice:
                 "--force (gate=0)"
             )
         print(f"gate: {names[0]} {row[names[0]]:.3f} on {self.config.dev_data}")
+
+    def show(self, folder: Path, groups: list[Group], row: Json, state: Json) -> None:
+        """The newest episodes, one a step, in `samples.jsonl`."""
+        group = next(group for group in groups if group.samples)
+        made = group.samples[0]
+        said = [message for turn in made.turns for message in (turn.message, *turn.results)]
+        found = {"step": row["step"], "task": group.task.id, "stop": made.stop.value}
+        found["reward"] = made.score.value if made.score else 0.0
+        found["messages"] = [message_to_wire(m) for m in (*group.task.messages, *said)]
+        state["samples"] = [*state["samples"], found][-SHOWN:]
+        write_jsonl(folder / "samples.jsonl", state["samples"])
 
     def check_flat(self, state: Json) -> None:
         """Too many steps in a row in which nothing could be learnt end the run."""
