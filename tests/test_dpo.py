@@ -407,8 +407,8 @@ def accuracy(base: Path, data: str) -> float:
 def test_a_task_is_learned_from_the_models_own_samples(guesser, tmp_path):
     data = letter_tasks(tmp_path)
     assert accuracy(guesser, data) < 0.3
-    given = {"rounds": 10, "num_epochs": 4, "num_samples": 12, "batch_size": 32}
-    settings = online(guesser, data, **given, beta=0.2, sft_weight=1.0)
+    given = {"rounds": 14, "num_epochs": 3, "num_samples": 24, "batch_size": 32}
+    settings = online(guesser, data, **given, beta=0.5, learning_rate=1e-3)
     DPOTrainer(settings, tmp_path / "run").train()
     assert accuracy(tmp_path / "run", data) >= 0.95
     rows = metrics(tmp_path / "run")
@@ -655,3 +655,27 @@ def test_a_killed_run_continues(guesser, tmp_path):
     assert metrics(parts) == metrics(tmp_path / "whole")
     final = "final/model.safetensors"
     assert (parts / final).read_bytes() == (tmp_path / "whole" / final).read_bytes()
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(guesser, tmp_path):
+    """The first of them samples, both train."""
+    data = letter_tasks(tmp_path, range(17, 21))
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    common = ["-m", "sharpen.cli.main", "train", "dpo", "--sft-model", str(guesser), "--data", data]
+    common += ["--dev-data", data, "device=cpu", f"reward={tmp_path}/reward.py:score", "rounds=2"]
+    common += ["max_tokens=3", "num_samples=8", "batch_size=6", "gradient_accumulation=1"]
+    common += ["token_budget=150", "lora_r=4", "lora_alpha=8", "learning_rate=1e-3", "--output"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    for start, name in (([], "one"), (launcher, "two")):
+        command = [sys.executable, *start, *common, str(tmp_path / name)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr[-3000:]
+    one, two = (metrics(tmp_path / name) for name in ("one", "two"))
+    assert len(one) == len(two) > 2
+    for key in ("loss", "norm", "margin", "chosen_logp"):
+        np.testing.assert_allclose(
+            [row[key] for row in one], [row[key] for row in two], rtol=1e-4, atol=1e-6
+        )
+    for name in ("pairs-1.jsonl", "pairs-2.jsonl"):
+        assert (tmp_path / "one" / name).read_text() == (tmp_path / "two" / name).read_text()
