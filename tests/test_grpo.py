@@ -303,6 +303,7 @@ def whole(guesser, tmp_path_factory, without_reports) -> Path:
 def resumed(guesser, data, full) -> GRPOConfig:
     more = {"beta": 0.05, "minibatches": 2, "variant": "dapo", "full": full, "lora_r": 4}
     more |= {"dev_data": data, "eval_steps": 2, "monitor": True, "save_steps": 2, "max_steps": 5}
+    more |= {"curriculum": not full, "tasks_per_step": 4 if full else 3}
     return config(guesser, data, **more)
 
 

@@ -23,10 +23,12 @@ from sharpen.rollout import find_environment, rollout
 from sharpen.rows import message_to_wire
 from sharpen.train.batching import epoch_order
 from sharpen.train.config import RLConfig
+from sharpen.train.curriculum import Curriculum
 from sharpen.train.experience import Group, Judge, Shape, TaskReward, as_figures, flat, means
 from sharpen.types import Json, Reward, Sampling, SharpenError, Task, Trajectory
 
 SHOWN = 20  # episodes
+PASSED = 0.5  # the reward of a sample that counts as solved
 Evaluate = Callable[[Any, int], float | Mapping[str, float]]  # policy, step
 
 
@@ -55,6 +57,7 @@ class Practice:
         self.policy: Any = None
         self.seconds = np.zeros(2)  # of rollouts and of rewards, in this step
         self.detector = RLVRHackingDetector() if config.monitor else None
+        self.curriculum = Curriculum(self.tasks, config.seed) if config.curriculum else None
         self.total = config.max_steps or -(
             -len(self.tasks) * config.num_epochs // config.tasks_per_step
         )
@@ -68,10 +71,16 @@ class Practice:
 
     def first_state(self) -> Json:
         state: Json = {"position": 0, "flat_steps": 0, "flat_reward": 0.0, "best": None}
+        state |= {"curriculum": self.curriculum.state() if self.curriculum else None}
         return state | {"monitor": asdict(HackingMonitor()), "samples": []}
 
-    def pick(self, position: int, count: int) -> list[Task]:
-        """The next tasks of an endless order, shuffled anew in every epoch."""
+    def pick(self, state: Json, count: int) -> list[Task]:
+        """By the curriculum, or the next tasks of an endless order, shuffled anew in every
+        epoch."""
+        if self.curriculum:
+            self.curriculum.load_state(state["curriculum"])
+            return self.curriculum.pick(min(count, len(self.tasks)))
+        position = state["position"]
         names, seed = ("",) * len(self.tasks), self.config.seed
         places = [divmod(place, len(self.tasks)) for place in range(position, position + count)]
         return [self.tasks[order(names, seed, epoch)[at]] for epoch, at in places]
@@ -99,12 +108,18 @@ class Practice:
         config, groups, self.seconds = self.config, list[Group](), np.zeros(2)
         for _ in range(1 + refills):
             lively = sum(not group.flat for group in groups)
-            tasks = self.pick(state["position"], config.tasks_per_step - lively)
+            tasks = self.pick(state, config.tasks_per_step - lively)
             if not tasks:
                 break
             seed = (config.seed * 1_000_003 + state["position"]) % (1 << 32)
             state["position"] += len(tasks)
-            groups += self.attempt(tasks, seed)
+            found = self.attempt(tasks, seed)
+            groups += found
+            if self.curriculum:
+                passed = [group for group in found if len(group.rewards)]
+                rates = [float((group.rewards >= PASSED).mean()) for group in passed]
+                self.curriculum.update([group.task.id for group in passed], rates)
+                state["curriculum"] = self.curriculum.state()
         rewards = [group.rewards for group in groups]
         rewards = rewards if config.group_size > 1 else [np.concatenate(rewards)]
         state["flat_steps"] = state["flat_steps"] + 1 if all(map(flat, rewards)) else 0
