@@ -1,4 +1,5 @@
-"""TRL's side of `test_trl_parity.py`, run by .venv-oracle's python: `oracle_trl.py JOB.json`.
+"""TRL's side of `test_trl_parity.py` and `test_dpo.py`, run by .venv-oracle's python:
+`oracle_trl.py JOB.json`.
 
 Every figure comes out of TRL's own trainers: their preparation of rows, their collators, their
 `compute_loss`, and for accumulated steps their `train()`. Losses and labels are written to
@@ -22,7 +23,18 @@ from transformers import (
     AutoTokenizer,
     TrainerCallback,
 )
-from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+from trl import (
+    DPOConfig,
+    DPOTrainer,
+    KTOConfig,
+    KTOTrainer,
+    RewardConfig,
+    RewardTrainer,
+    SFTConfig,
+    SFTTrainer,
+)
+from trl.experimental.cpo import CPOConfig, CPOTrainer
+from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 
 class Gradients(TrainerCallback):
@@ -144,9 +156,56 @@ def mask(job: dict[str, Any], work: str) -> list[dict[str, list[int]]]:
     return [{key: row[key] for key in ("input_ids", "labels")} for row in trainer.train_dataset]
 
 
+def preference(job: dict[str, Any], work: str) -> float:
+    """The loss of all pairs as one batch. Pairs are ids; the trainers' own collators take them."""
+    trainers = {"dpo": (DPOTrainer, DPOConfig), "kto": (KTOTrainer, KTOConfig)}
+    trainers |= {"cpo": (CPOTrainer, CPOConfig), "orpo": (ORPOTrainer, ORPOConfig)}
+    kind, config = trainers[job["trainer"]]
+    model, more = load(AutoModelForCausalLM, job), {}
+    if job["trainer"] in ("dpo", "kto"):
+        more["ref_model"] = load(AutoModelForCausalLM, job | {"model": job["reference"]})
+    trainer = kind(
+        model=model,
+        args=config(**plain(work, **job["settings"])),
+        train_dataset=Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}] * 2),
+        processing_class=AutoTokenizer.from_pretrained(job["model"]),
+        **more,
+    )
+    rows = [{f"{side}_ids": ids for side, ids in row.items()} for row in job["rows"]]
+    if job["trainer"] == "kto":  # unpaired, and each prompt with the answer before, as TRL does it
+        sides = [(row, side) for side in ("chosen", "rejected") for row in rows]
+        answers = [row[f"{side}_ids"] for row, side in sides]
+        rows = [
+            {"prompt_ids": row["prompt_ids"], "completion_ids": own, "KL_completion_ids": other}
+            | {"label": side == "chosen"}
+            for (row, side), own, other in zip(
+                sides, answers, answers[-1:] + answers[:-1], strict=True
+            )
+        ]
+    elif job["trainer"] != "dpo":
+        rows = [
+            {
+                f"{side}_{name}": values
+                for side in ("chosen", "rejected")
+                for name, values in labelled(row["prompt_ids"], row[f"{side}_ids"]).items()
+            }
+            for row in rows
+        ]
+    loss = trainer.compute_loss(trainer.model.train(), trainer.data_collator(rows))
+    loss.backward()
+    save_file(gradients(model), job["whole"])
+    return loss.item()
+
+
+def labelled(prompt: list[int], answer: list[int]) -> dict[str, list[int]]:
+    ids = prompt + answer
+    labels = [-100] * len(prompt) + answer
+    return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": labels}
+
+
 def main() -> None:
     path = Path(sys.argv[1])
-    methods = {"sft": sft, "reward": reward, "mask": mask}
+    methods = {"sft": sft, "reward": reward, "mask": mask, "preference": preference}
     methods["policy"] = policy
     jobs = json.loads(path.read_text())
     answers = {

@@ -76,6 +76,13 @@ def test_gold_is_right_and_nothing_is_wrong(name, place, limit, shared_data):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("name", "place", "_"), PUBLISHED)
+def test_gold_of_every_published_row(name, place, _, shared_data):
+    gold = results(loaded(f"{name}:{shared_data / place}"), "baseline:gold")["metrics"]
+    assert {f["mean"] for n, f in gold.items() if not n.endswith("rate")} == {1.0}
+
+
+@pytest.mark.slow
 def test_sql_of_all_databases(shared_data):
     spec = f"intercode_sql:{shared_data / 'intercode_sql/spider_dev_visible.jsonl'}"
     gold = prove(spec, 60)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from sharpen.cli.main import VERBS, load_verb
+from small_quickstart import SMALL
 
 ROW = {
     "messages": [
@@ -41,13 +42,12 @@ def test_wrong_input_is_one_line_and_exit_2(sharpen, tmp_path, monkeypatch, args
 
 def test_run_and_preview(sharpen, tmp_path, pico_folder):
     out = tmp_path / "run"
-    small = ["stages.1.train=4", "stages.1.test=2", "stages.3.max_tokens=2"]
     code, text, err = sharpen(
-        "run", "quickstart", f"model={pico_folder}", *small, "--out", str(out), "--json"
+        "run", "quickstart", f"model={pico_folder}", *SMALL, "--out", str(out), "--json"
     )
     assert code == 0, err
     result = json.loads(text.splitlines()[-1])
-    assert result["path"] == str(out) and result["results"]["before"]["valid_call"]["count"] == 2
+    assert result["path"] == str(out) and result["results"]["before"]["valid_call"]["count"] == 4
     code, text, _ = sharpen(
         "data", "preview", str(out / "starter" / "train.jsonl"), "--model", str(pico_folder)
     )

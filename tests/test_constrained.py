@@ -26,6 +26,7 @@ TOOLS = (
     spec("now"),
     spec("add", ("a", "b"), a={"type": "integer", "minimum": -5}, b={"type": "number"}),
     spec("find", ("text",), text=SHORT, order={"enum": ["up", "down", None]}, all={"const": True}),
+    spec("sort", ("type",), type={"enum": ["a", "b"]}, format={"type": "number"}, enum=SHORT),
     spec("tag", ("tags",), tags={"type": "array", "items": SHORT, "minItems": 1, "maxItems": 2}),
     spec("put", ("at",), at=spec("", ("x",), x={"type": ["integer", "null"]}, y=SHORT).parameters),
 )
@@ -59,13 +60,13 @@ def walk(renderer: Renderer, seed: int, begun: str) -> tuple[list[int], bool]:
 @pytest.mark.parametrize("begun", ["<tool_call>", 'Yes.\n<tool_call>{"name":"', "One moment, "])
 def test_what_is_allowed_parses_and_fits(renderer, begun):
     ended = 0
-    for seed in range(12):
+    for seed in range(8):
         ids, done = walk(renderer, seed, begun)
         if done:
             called = fits(renderer.parse(ids))
             assert ids[-1] in renderer.stop_ids and called >= ("<tool_call>" in begun)
             ended += 1
-    assert ended >= 6 or "<tool_call>" not in begun
+    assert ended >= 4 or "<tool_call>" not in begun
 
 
 def test_a_call_of_every_tool_can_be_said_and_nothing_else(renderer):
@@ -118,17 +119,17 @@ def test_a_model_samples_calls_that_fit(small, pico_folder):
     pico = LocalPolicy.load(ModelConfig(base_model=str(pico_folder)))
     for policy in (pico, small):
         start, begun = policy.renderer.encode(["<|im_start|>assistant\n", "<tool_call>"])
-        for seed in range(12):
+        for seed in range(8):
             matcher = policy.grammar(TOOLS).start()
             for token in begun:
                 matcher.accept(token)
             sampling = Sampling(300, 1.0, seed=seed)
             policy.engine.submit(seed, start + begun, sampling, matcher)
         found = {}
-        while len(found) < 12:
+        while len(found) < 8:
             found |= dict(policy.advance())
         ended = [s for s in found.values() if s.stop is StopReason.ANSWERED]
-        assert len(ended) >= 6
+        assert len(ended) >= 4
         assert all(fits(policy.renderer.parse((*begun, *sampled.ids))) for sampled in ended)
 
 

@@ -243,7 +243,7 @@ ENDLESS = "with recursive n(i) as (select 1 union all select i + 1 from n) selec
     ],
 )
 def test_a_database_keeps_statements_in(statement, said):
-    base = Database(SHOP)
+    base = Database(sql_task())
     before = base.state()
     answer = base.run(statement, limit_s=0.2)
     assert said in answer.get("message", "") and ("error" in answer or not statement)
@@ -251,13 +251,13 @@ def test_a_database_keeps_statements_in(statement, said):
 
 
 def test_rows_are_bounded_and_plain():
-    answer = Database(SHOP).run(f"{ENDLESS} i, x'ff00' from n", max_rows=3)
+    answer = Database(sql_task()).run(f"{ENDLESS} i, x'ff00' from n", max_rows=3)
     assert answer == {
         "columns": ["i", "x'ff00'"],
         "rows": [[1, "ff00"], [2, "ff00"], [3, "ff00"]],
         "more": True,
     }
-    assert Database(SHOP, writable=True).run(SELL) == {"changed": 1}
+    assert Database(sql_task(writable=True)).run(SELL) == {"changed": 1}
 
 
 def test_statements_past_the_limit_do_not_count():

@@ -19,10 +19,10 @@ from sharpen import AgentTrainingEvaluator, SharpenError, evaluate_merged
 from sharpen.data.sources import AgentTrainingUsage
 from sharpen.evals.baselines import Gold
 from sharpen.evals.benchmarks import load_benchmark
-from sharpen.models.load import ModelConfig, load_model, load_tokenizer
+from sharpen.models.load import LoRAConfig, ModelConfig, attach_lora, load_model
 from sharpen.records import read_jsonl
 from sharpen.rewards.judge import Judge, JudgeConfig
-from sharpen.types import Message
+from sharpen.types import Message, StopReason, Turn
 
 SELECTION = "agent_benchmark/selection:test"
 QUIET = {"general": False}
@@ -103,6 +103,15 @@ def test_comparing_with_other_items_is_an_error(sharpen):
     assert code == 2 and "a: is of other items than kv_retrieval:5's" in err
 
 
+def test_one_s_own_tasks_and_a_comparison_without_general_items(sharpen, agent_data):
+    spec = f"tasks:{agent_data / 'agent_benchmark/selection/test.jsonl'}"
+    command = ["evaluate", "--model", "baseline:gold", "--output"]
+    assert sharpen(*command, "a", "--benchmark", SELECTION, "--no-general")[0] == 0
+    code, out, _ = sharpen(*command, "b", "--benchmark", spec, "--compare", "a", "--json")
+    assert code == 0 and last(out)["comparison"]["metrics"]["accuracy"]["count"] == 19
+    assert last(out)["comparison"]["general"] == {}
+
+
 def test_the_cache_knows_what_was_asked():
     gold = AgentTrainingEvaluator(SELECTION, "first", options=QUIET)
     wanted = gold.evaluate("baseline:gold")
@@ -177,16 +186,17 @@ def test_killed_anywhere_it_goes_on():
     }  # fmt: skip
 
 
-def test_models_in_memory_and_their_folder_agree(pico_folder):
-    model, tokenizer = load_model(ModelConfig(base_model=str(pico_folder))), None
-    options = QUIET | {"limit": 3, "max_tokens": 8}
-    found = {}
-    for name, one in (("folder", str(pico_folder)), ("memory", model)):
-        tokenizer = load_tokenizer(str(pico_folder)) if name == "memory" else None
-        judge = AgentTrainingEvaluator(AgentTrainingUsage(), name, tokenizer, options)
-        judge.evaluate(one)
+def test_a_folder_a_model_and_an_adapter_agree(pico_folder):
+    """A fresh adapter changes nothing; in memory or in a folder, a model says the same."""
+    model = load_model(ModelConfig(base_model=str(pico_folder)))
+    found = {"folder": str(pico_folder), "memory": model, "adapter": "lora"}
+    for name, one in found.items():
+        options = QUIET | {"limit": 3, "max_tokens": 8}
+        AgentTrainingEvaluator(AgentTrainingUsage(), name, options=options).evaluate(one)
         found[name] = [row["messages"] for row in items(name)]
-    assert found["folder"] == found["memory"]
+        if name == "memory":
+            attach_lora(model, LoRAConfig(lora_r=2, lora_alpha=4)).save_pretrained("lora")
+    assert found["folder"] == found["memory"] == found["adapter"]
 
 
 def test_a_loader_without_tasks_is_an_error():
@@ -222,3 +232,32 @@ def test_writing_is_judged_or_an_error():
     for wrong, given in ((["writing"], None), (["writing"], silent), (["code"], None), ([], None)):
         with pytest.raises(SharpenError):
             evaluate_merged(writer, [], wrong, judge=given)
+
+
+def test_a_request_that_a_server_refuses_is_the_items_own_fault():
+    tasks = load_benchmark(SELECTION).tasks
+    gold = served_by(named(Gold(tasks, lambda _, m: m), tasks))
+    with ChatServer(lambda body, n: gold(body, n) if n != 3 else (400, {}, "too odd")) as server:
+        judge = AgentTrainingEvaluator(SELECTION, "served", options=QUIET)
+        found = judge.evaluate(server.url)["tool_selection_accuracy"]
+    assert found["count"] == 19 and found["mean"] == pytest.approx(18 / 19)
+    assert [row["error"] for row in items("served") if row["error"]] == ["HTTP 400: too odd"]
+
+
+def test_a_simulated_user_that_fails_stops_the_evaluation(tmp_path):
+    row = {"id": "1", "user_scenario": {"instructions": "Cancel W1."}}
+    action = {"name": "cancel_order", "arguments": {"id": "W1"}}
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(json.dumps(row | {"evaluation_criteria": {"actions": [action]}}) + "\n")
+    down = Turn(EMPTY, StopReason.POLICY_ERROR, error="HTTP 503")
+
+    class Leaves:
+        def respond(self, dialogs, sampling):
+            return [
+                Turn(Message("assistant", "Hello.")) if len(d.messages) < 3 else down
+                for d in dialogs
+            ]
+
+    judge = AgentTrainingEvaluator(load_benchmark(f"tau2:{file}", Leaves()), options=QUIET)
+    with pytest.raises(SharpenError, match="the simulated user: HTTP 503; 0 of 1 items done"):
+        judge.evaluate("baseline:gold")

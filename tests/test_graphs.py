@@ -33,10 +33,11 @@ def test_a_plan_is_read_as_it_is_written():
     [
         (TEXT, 1, 1, 1, 1),
         (TEXT.replace("the red book\n", "the small red book\n"), 1, 1, 1, 1),  # alike by its words
-        (TEXT.replace("3: put the red book in the drawer", "3: go home"), 1 / 3, 2 / 3, 0, 0),
+        (TEXT.replace("3: put the red book in the drawer", "3: go home"), 2 / 3, 2 / 3, 0, 0),
         (TEXT.replace("(2,3) ", ""), 2 / 3, 1, 2 / 3, 0),
         (TEXT.replace("(1,3)", "(3,1)"), 2 / 3, 1, 1 / 2, 0),
-        (TEXT.replace("(3,END)", "(3,1)"), 1, 1, 4 / 5, 0),  # a circle
+        (TEXT.replace("(3,END)", "(3,1)"), 2 / 3, 1, 4 / 5, 0),  # a circle
+        (TEXT.split("Edge")[0] + "Edge: (START,1)", 2 / 3, 1, 0, 0),
         ("I would open the drawer.", 0, 0, 0, 0),
     ],
 )
@@ -44,6 +45,11 @@ def test_graph_f1(text, graph, node, edge, success):
     parts = scored(text).parts
     assert (parts["graph_f1"], parts["node_f1"]) == pytest.approx((graph, node))
     assert (parts["edge_f1"], parts["plan_success"]) == pytest.approx((edge, success))
+
+
+def test_a_plan_in_several_parts_is_whole():
+    text = "Node:\n1: a b\n2: c d\n3: e f\nEdge: (START,1) (START,3) (1,2) (2,END) (3,END)"
+    assert scored(text, read_plan(text)).parts["graph_f1"] == 1.0
 
 
 def test_names_of_tools_are_exact():

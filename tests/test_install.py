@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from small_quickstart import SMALL
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -44,6 +46,7 @@ def test_wheel_runs_outside_the_checkout(tmp_path):
         "run",
         "quickstart",
         "model=pico",
+        *SMALL,
         "--json",
     ]
     environment = {**os.environ, "SHARPEN_CACHE": str(tmp_path / "cache")}
@@ -51,5 +54,5 @@ def test_wheel_runs_outside_the_checkout(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout.splitlines()[-1])["results"]
-    assert results["before"]["valid_call"]["count"] == 64
+    assert results["before"]["valid_call"]["count"] == 4
     assert (tmp_path / "runs" / "quickstart" / "results.json").is_file()

@@ -16,8 +16,7 @@ from sharpen.pipeline import load_recipe, run_recipe
 from sharpen.records import read_jsonl
 from sharpen.rows import dialog_from_row, task_from_row
 from sharpen.types import SharpenError
-
-SMALL = ["stages.1.train=8", "stages.1.test=4", "stages.3.max_tokens=4", "stages.5.max_tokens=4"]
+from small_quickstart import SMALL
 
 
 def run(out, *overrides):
@@ -32,6 +31,7 @@ def test_quickstart_runs_and_then_is_complete(tmp_path):
     results, said = run(tmp_path / "run")
     assert results["render"]["rows"] == 8 and results["before"]["valid_call"]["count"] == 4
     assert results["after"]["valid_call"]["count"] == 4 and results["sft"]["loss"] > 0
+    assert results["dpo"]["loss"] > 0 and "reward" in results["grpo"]
     adapter = (tmp_path / "run" / "sft" / "final" / "adapter_config.json").read_text()
     assert '"r": 16' in adapter
     assert any("valid_call: " in line and "[" in line for line in said)
@@ -49,7 +49,7 @@ def test_a_changed_output_is_made_again_with_all_that_follows(tmp_path):
     data.write_bytes(whole[:100])
     _, said = run(tmp_path / "run")
     assert data.read_bytes() == whole
-    assert "[1/6] pull: already complete" in said and "[2/6] starter …" in said
+    assert "[1/9] pull: already complete" in said and "[2/9] starter …" in said
 
 
 def test_another_config_is_refused_and_nothing_is_lost(tmp_path):

@@ -14,9 +14,13 @@ import pytest
 from sharpen.calls import compact_json
 from sharpen.config import ConfigError
 from sharpen.data.sources import read_rows, read_tasks
+from sharpen.envs.auto import Auto
 from sharpen.envs.toolworld import ToolWorld
+from sharpen.models.load import ModelConfig
+from sharpen.policy.local import LocalPolicy
 from sharpen.rewards.verifiable import VerifiableRewardCalculator
-from sharpen.types import Message, SharpenError, StopReason, Trajectory, Turn
+from sharpen.rollout import rollout
+from sharpen.types import Message, Sampling, SharpenError, StopReason, Trajectory, Turn
 from sharpen.world.gold import gold_trajectory
 
 ARITHMETIC = "procedural/arithmetic:train?levels=0-5&count=120&seed=3"
@@ -113,3 +117,17 @@ def test_wrong_names_are_one_line(name, said):
     with pytest.raises((SharpenError, ConfigError)) as caught:
         list(read_tasks(name))
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "tokens"), [("arithmetic", 32), ("tools", 64)])
+def test_a_small_model_is_right_now_and_then_at_level_0(smollm2_tokenizer, kind, tokens):
+    """Without training there is something to learn from, and something left to learn."""
+    policy = LocalPolicy.load(ModelConfig(base_model="smollm2-135m"))
+    tasks = list(read_tasks(f"procedural/{kind}:train?count=16"))
+    with VerifiableRewardCalculator() as reward:
+        trajectories = rollout(policy, tasks, Auto, Sampling(tokens), max_turns=1)
+        parts = [reward.score(*pair).parts for pair in zip(tasks, trajectories, strict=True)]
+    right = sum(part["correctness"] for part in parts)
+    print(f"{kind}: {right:g} of {len(tasks)}")
+    assert 1 <= right < len(tasks)

@@ -5,16 +5,22 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 
 import pytest
 
 from sharpen.models.load import ModelConfig
 from sharpen.policy.local import LocalPolicy
+from sharpen.records import write_jsonl
 from sharpen.rollout import rollout
+from sharpen.rows import task_to_row
+from sharpen.train.config import GRPOConfig
+from sharpen.train.grpo import GRPOTrainer
 from sharpen.train.self_play import PROPOSE, SelfPlay
 from sharpen.types import (
     Message,
     Sampling,
+    Score,
     SharpenError,
     StopReason,
     Task,
@@ -179,3 +185,32 @@ def test_a_pico_plays_both_roles_in_one_loop(pico_folder):
     scores = [play.score(task, t) for task, t in zip(tasks, trajectories, strict=True)]
     assert [score.value for score in scores[:2]] == [0, 0] and scores[2].value < 0.9
     assert all(turn.ids for t in trajectories for turn in t.turns)
+
+
+def test_grpo_trains_both_roles(pico_folder, tmp_path):
+    """Prompts and proposed tasks in one file, the environment `auto`, one reward; the solver is the
+    policy that is being trained."""
+
+    class Odd:
+        def score(self, task, trajectory):
+            return Score(len(trajectory.turns[-1].message.content) % 2)
+
+    class Watched(SelfPlay):
+        def score(self, task, trajectory):
+            kinds[task.kind] += 1
+            if task.kind == PROPOSE and not self.found:
+                super().score(task, said(block("print(6 * 7)")))  # what pico cannot write
+            return super().score(task, trajectory)
+
+    kinds = Counter()
+    play = Watched(lambda: trainer.practice.policy, Sampling(4, 1.0), samples=2, reward=Odd())
+    known = Task("k", "Say something.", gold={"answer": "42"}, kind="exact")
+    write_jsonl(tmp_path / "tasks.jsonl", [task_to_row(t) for t in (*play.propose(1), known)])
+    config = GRPOConfig(
+        base_model=str(pico_folder), train_data=str(tmp_path / "tasks.jsonl"), env="auto",
+        device="cpu", full=True, max_steps=1, tasks_per_step=2, group_size=6, max_tokens=8,
+    )  # fmt: skip
+    trainer = GRPOTrainer(config, tmp_path / "run", reward=play)
+    figures = trainer.train()
+    assert kinds == {PROPOSE: 6, "exact": 6} and len(play.found) == 1
+    assert 0 < figures["reward"] < 1

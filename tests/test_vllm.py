@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,17 @@ from sharpen.models.load import ModelConfig
 from sharpen.policy.local import LocalPolicy
 from sharpen.policy.remote import RemoteLimits
 from sharpen.policy.vllm import VLLMPolicy
-from sharpen.types import Dialog, Message, Sampling, SharpenError, StopReason, ToolSpec
+from sharpen.rollout import OneTurn, rollout
+from sharpen.types import (
+    Dialog,
+    Message,
+    Sampling,
+    SharpenError,
+    StopReason,
+    Task,
+    TokenPolicy,
+    ToolSpec,
+)
 from vllm_server import VLLMServer
 
 QUICK = RemoteLimits(timeout_s=5, backoff_s=0.01, attempts=3)
@@ -54,16 +65,24 @@ def test_ids_and_logprobs_are_those_that_the_model_sampled(server, pico):
     )
 
 
-def test_what_is_trained_is_what_was_sampled(server, pico):
-    """The next turn's prompt extends the ids of the last one; nothing is tokenised again."""
-    policy, dialog = connect(server, pico), ASK[0]
-    (first,) = policy.respond([dialog], WARM)
-    said = Dialog((*dialog.messages, first.message), id="x")
-    more = [*first.prompt_ids, *first.ids]
-    more += pico.renderer.continuation(said, (Message("user", "and?"),))
-    policy.submit("next", more, WARM)
-    ((key, sampled),) = policy.advance()
-    assert key == "next" and server.bodies[-1]["token_ids"] == more and sampled.ids
+class Chat(OneTurn):
+    """Goes on for ever."""
+
+    def step(self, message):
+        return (Message("user", "and then?"),), None
+
+
+def test_episodes_go_on_from_sampled_ids_as_they_do_here(server, pico):
+    policy, tasks = connect(server, pico), [Task(str(i), f"Say {i}.") for i in range(5)]
+    assert isinstance(policy, TokenPolicy)
+    sampling = Sampling(60, 1.0, seed=2, stop=tuple("aeiou <>,.019"))
+    there, here = (rollout(p, tasks, Chat, sampling, max_turns=4) for p in (policy, pico))
+    assert max(len(trajectory.turns) for trajectory in there) == 4
+    for one, other in zip(there, here, strict=True):
+        agree(one.turns, other.turns)
+        for before, after in pairwise(one.turns):
+            known = before.prompt_ids + before.ids
+            assert after.prompt_ids[: len(known)] == known
 
 
 def test_many_are_under_way_at_once(server, pico):

@@ -28,7 +28,7 @@ from sharpen.records import (
 )
 from sharpen.rewards.compose import RewardConfig
 from sharpen.rows import dialog_from_row, dialog_to_row, task_from_row, task_to_row
-from sharpen.train.config import AgentSFTConfig
+from sharpen.train.config import AgentSFTConfig, DPOConfig, GRPOConfig, PPOConfig
 from sharpen.types import Json, Sampling, SharpenError
 
 DONE = "done.json"
@@ -47,7 +47,8 @@ class PullStage(StageConfig):
 
 
 class StarterStage(StageConfig):
-    """Write the starter set: `train.jsonl`, `test.jsonl`, and `test.tasks.jsonl` for evaluation."""
+    """Write the starter set: `train.jsonl` and `test.jsonl`, and both as tasks to be solved:
+    `train.tasks.jsonl`, `test.tasks.jsonl`."""
 
     stage: Literal["starter"]
     train: int = Field(320, ge=1)
@@ -89,8 +90,29 @@ class SftStage(StageConfig):
     settings: AgentSFTConfig = AgentSFTConfig()
 
 
+class OptimiseStage(StageConfig):
+    """Optimise a model on preferences or tasks; `settings` are those of `sharpen train` with the
+    verb's name."""
+
+    stage: Literal["dpo", "grpo", "ppo"]
+    model: str
+    data: str
+    dev: str = ""
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def settings_fit(self) -> OptimiseStage:
+        self.config(base_model=self.model, train_data=self.data)
+        return self
+
+    def config(self, **given: Any) -> Any:
+        kind = {"dpo": DPOConfig, "grpo": GRPOConfig, "ppo": PPOConfig}[self.stage]
+        return parse_config(kind, self.settings | given, f"stage {stage_name(self)}")
+
+
 Stage = Annotated[
-    PullStage | StarterStage | RenderStage | SftStage | EvaluateStage, Field(discriminator="stage")
+    PullStage | StarterStage | RenderStage | SftStage | OptimiseStage | EvaluateStage,
+    Field(discriminator="stage"),
 ]
 
 
@@ -214,9 +236,8 @@ def run_starter(stage: StarterStage, context: Context) -> Json:
                 f"starter: only {len(dialogs)} different {split} rows exist, not {count}"
             )
         write_jsonl(context.folder / f"{split}.jsonl", map(dialog_to_row, dialogs))
-        if split == "test":
-            tasks = map(task_to_row, map(starter_task, dialogs))
-            write_jsonl(context.folder / "test.tasks.jsonl", tasks)
+        tasks = map(task_to_row, map(starter_task, dialogs))
+        write_jsonl(context.folder / f"{split}.tasks.jsonl", tasks)
     context.say(f"  {stage.train} train and {stage.test} test dialogs")
     return {"train": stage.train, "test": stage.test}
 
@@ -262,6 +283,19 @@ def run_sft(stage: SftStage, context: Context) -> Json:
     return {key: value for key, value in figures.items() if value is not None}
 
 
+def run_optimise(stage: OptimiseStage, context: Context) -> Json:
+    import sharpen
+
+    own = context.run / stage.model
+    given = {"base_model": str(own) if own.is_dir() else stage.model, "seed": context.seed}
+    given["train_data"] = str(context.path(stage.data))
+    if stage.dev:
+        given["dev_data"] = str(context.path(stage.dev))
+    trainer = getattr(sharpen, f"{stage.stage.upper()}Trainer")
+    figures = trainer(stage.config(**given), context.folder).train()
+    return {key: value for key, value in figures.items() if value is not None}
+
+
 def run_evaluate(stage: EvaluateStage, context: Context) -> Json:
     from dataclasses import asdict
 
@@ -293,5 +327,6 @@ STAGES: dict[str, Callable[[Any, Context], Json]] = {
     "starter": run_starter,
     "render": run_render,
     "sft": run_sft,
+    **dict.fromkeys(("dpo", "grpo", "ppo"), run_optimise),
     "evaluate": run_evaluate,
 }

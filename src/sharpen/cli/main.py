@@ -16,8 +16,10 @@ from sharpen.types import SharpenError
 # verb → (where its typer app or function is, its line in `sharpen --help`)
 VERBS = {
     "run": ("sharpen.cli.run:run", "Run a recipe: typed stages in order, finished ones skipped."),
-    "train": ("sharpen.cli.train:app", "Train a model: sft, reward."),
+    "train": ("sharpen.cli.train:app", "Train a model: sft, reward, dpo, grpo, ppo."),
     "evaluate": ("sharpen.cli.evaluate:evaluate", "Measure a model on a benchmark."),
+    "compare": ("sharpen.cli.compare:compare", "Train methods under one budget, side by side."),
+    "report": ("sharpen.cli.report:report", "Write the page of a run or an evaluation."),
     "data": ("sharpen.cli.data:app", "Check, preview and measure dialogs."),
     "models": ("sharpen.cli.models:app", "Pull and list models."),
     "estimate": ("sharpen.cli.estimate:estimate", "Parameters, memory and time of a recipe."),

@@ -14,11 +14,12 @@ app = typer.Typer(no_args_is_help=True, help="Train a model.")
 # flag → its setting
 FLAGS = {key: key for key in ("base_model", "dev_data", "max_steps", "save_steps", "seed")}
 FLAGS |= {"data": "train_data", "epochs": "num_epochs", "sft_model": "base_model"}
-FLAGS |= {key: key for key in ("beta", "group_size", "reward")}
+FLAGS |= {key: key for key in ("beta", "num_samples", "group_size", "reward")}
 # verb → its config, its trainer, what it does
 METHODS = {
     "sft": ("AgentSFTConfig", "AgentSFTTrainer", "Fine-tune on dialogs."),
     "reward": ("RewardModelConfig", "RewardModelTrainer", "Train a reward model on preferences."),
+    "dpo": ("DPOConfig", "DPOTrainer", "Optimise on preferences, or on tasks by sampled ones."),
     "grpo": ("GRPOConfig", "GRPOTrainer", "Try tasks, and learn from what went better."),
     "ppo": ("PPOConfig", "PPOTrainer", "Try tasks, and learn from them with a critic."),
 }
@@ -47,6 +48,7 @@ def train_by(
     task_weights: Annotated[str | None, typer.Option(help="sft: JSON, task type → share.")] = None,
     sft_model: Annotated[str | None, typer.Option(help="Model or run to go on from.")] = None,
     beta: Annotated[float | None, typer.Option(help="Weight of the reference.")] = None,
+    num_samples: Annotated[int | None, typer.Option(help="Answers sampled for each task.")] = None,
     group_size: Annotated[int | None, typer.Option(help="grpo: samples of a task.")] = None,
     reward: Annotated[str | None, typer.Option(help="grpo, ppo: a name, or file.py:name.")] = None,
     force: Annotated[bool, typer.Option(help="grpo, ppo: start below the gate.")] = False,
@@ -55,10 +57,13 @@ def train_by(
     import sharpen
     from sharpen.config import parse_config
     from sharpen.rows import parse_text
+    from sharpen.types import SharpenError
 
     verb = str(context.info_name)
     kind, trainer = (getattr(sharpen, name) for name in METHODS[verb][:2])
     values, flags = settings(config, overrides or [], verb), context.params
+    if base_model and sft_model:
+        raise SharpenError("--base-model and --sft-model: two names of one thing, give one")
     values |= {FLAGS[key]: flags[key] for key in FLAGS if flags[key] is not None}
     if task_weights is not None:
         values["task_weights"] = parse_text(task_weights, "", "--task-weights")

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from sharpen.envs.python import PythonTools
 from sharpen.tools import Tool, tool
 from sharpen.types import Json, Task
-from sharpen.world.sql import LIMIT_S, database
+from sharpen.world.sql import LIMIT_S, Database
 
 
 class SQL(PythonTools):
     def open(self, task: Task) -> Iterable[Tool]:
-        base = database(task)
+        base = Database(task)
 
         @tool(timeout_s=2 * LIMIT_S)
         def run_sql(query: str) -> Json:

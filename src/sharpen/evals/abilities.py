@@ -17,9 +17,9 @@ from sharpen.models.load import ModelConfig
 from sharpen.policy.local import LocalPolicy
 from sharpen.records import read_jsonl
 from sharpen.rewards.calls import CallReward
-from sharpen.rewards.judge import Judge, JudgeError
+from sharpen.rewards.judge import Judge
 from sharpen.rows import task_from_row
-from sharpen.types import Json, Sampling, Score, SharpenError, Task, Trajectory
+from sharpen.types import Json, Sampling, SharpenError, Task
 
 # ability → its benchmark where none is named; code has none without a file
 ABILITIES = {"math": "general:math", "tool_use": "agent_benchmark:test", "writing": "judge"}
@@ -52,28 +52,12 @@ def evaluate_abilities(model: str | Path, tasks: str | Path, max_tokens: int = 1
     return found | {"overall": right / count}
 
 
-class JudgedWriting:
-    """A judge's verdicts on texts; one that cannot be had is an error, not a number."""
-
-    def __init__(self, judge: Judge):
-        self.judge = judge
-
-    def score(self, task: Task, trajectory: Trajectory) -> Score:
-        return self.judge.score(task, trajectory)
-
-    def score_many(self, tasks: Sequence[Task], made: Sequence[Trajectory]) -> list[Score]:
-        found = self.judge.score_all(list(zip(tasks, made, strict=True)))
-        for verdict in found:
-            if isinstance(verdict, JudgeError):
-                raise verdict
-        return found
-
-
 def writing_suite(judge: Judge | None) -> Suite:
+    """A verdict that cannot be had is an error of the judge, not a number."""
     if judge is None:
         raise SharpenError("ability 'writing': nobody judges it; give judge=Judge(policy)")
     tasks = [Task(f"writing-{n}", text, kind="open") for n, text in enumerate(WRITING, 1)]
-    return Suite("writing", tasks, JudgedWriting(judge), max_tokens=400, metrics=("reward",))
+    return Suite("writing", tasks, judge, max_tokens=400, metrics=("reward",))
 
 
 def evaluate_merged(

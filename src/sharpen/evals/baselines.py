@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 from sharpen.evals.metrics import DECISIONS
@@ -97,11 +98,9 @@ def gold_messages(task: Task) -> list[Message]:
         wanted = [call_from_wire(call, task.id) for call in gold["calls"]]
         made = tuple(in_language(c, fields[c.name], gold["language"]) for c in wanted)
         return [Message("assistant", tool_calls=made)]
-    elif "calls" not in gold and "decision" not in gold:
-        made = tuple(ToolCall(name) for name in gold.get("tools") or ())
-        return [Message("assistant", tool_calls=made)]
-    elif gold.get("decision") == "call" and not gold.get("calls"):
-        return [Message("assistant", tool_calls=(ToolCall(task.tools[0].name),))]
+    elif "calls" not in gold and gold.get("decision", "call") == "call":
+        names = gold.get("tools") or [task.tools[0].name]  # where any call is right
+        return [Message("assistant", tool_calls=tuple(map(ToolCall, names)))]
     else:
         found = gold_trajectory(task)
         return [turn.message for turn in found.turns] if found else []
@@ -146,9 +145,8 @@ class Random(Baseline):
             said = {"choice": chance.choice("ABCDE"), "math": chance.choice(numbers)}
             spoken = {"ask": ASKING, "call": said.get(dialog.task_type, "Done."), **SAID}
             return Message("assistant", spoken[decision])
-        tool = chance.choice(dialog.tools)
-        texts = asked.content.split() or [""]
-        given = {n: chosen(f, texts, chance.choice) for n, f in required(tool).items()}
+        tool, text = chance.choice(dialog.tools), asked.content
+        given = {n: chosen(f, text, chance.choice, by_words=False) for n, f in required(tool)}
         return Message("assistant", tool_calls=(ToolCall(tool.name, given),))
 
 
@@ -168,32 +166,27 @@ class Keyword(Baseline):
         best = max(dialog.tools, key=shared)
         if not shared(best):
             return Message("assistant", SAID["decline"])
-        texts = CODE.findall(asked.content) or asked.content.split()
-        taken = iter((texts or [""]) * (len(required(best)) or 1))
-        given = {
-            n: chosen(f, asked.content, lambda _: next(taken)) for n, f in required(best).items()
-        }
+        texts = cycle(CODE.findall(asked.content) or asked.content.split() or [""])
+        given = {n: chosen(f, asked.content, lambda _: next(texts)) for n, f in required(best)}
         return Message("assistant", tool_calls=(ToolCall(best.name, given),))
 
 
-def required(tool: ToolSpec) -> dict[str, Json]:
+def required(tool: ToolSpec) -> list[tuple[str, Json]]:
     fields = tool.parameters.get("properties") or {}
-    return {name: fields.get(name) or {} for name in tool.parameters.get("required") or ()}
+    return [(name, fields.get(name) or {}) for name in tool.parameters.get("required") or ()]
 
 
-def chosen(field: Json, text: Any, choose: Callable[[Any], Any]) -> Any:
-    """A value of a field's type: one of its options that the text has, a number, a word."""
-    options, kind = field.get("enum"), field.get("type")
+def chosen(field: Json, text: str, choose: Callable[[Any], Any], by_words: bool = True) -> Any:
+    """A value of a field's type: an option (the one that the text has), a number, a word."""
+    options, kind = field.get("enum") or [], str(field.get("type"))
+    named = [option for option in options if str(option).lower() in text.lower()]
+    numbers = NUMBER.findall(text) or ["1"]
     if options:
-        named = [o for o in options if isinstance(text, str) and str(o).lower() in text.lower()]
-        return (named or [choose(options) if not isinstance(text, str) else options[0]])[0]
+        return (named or options)[0] if by_words else choose(options)
     if kind in ("integer", "number"):
-        numbers = NUMBER.findall(text if isinstance(text, str) else " ".join(text)) or ["1"]
         return int(float(numbers[0])) if kind == "integer" else float(numbers[0])
-    if kind == "boolean":
-        return True
-    value = choose(text)
-    return {"array": [value], "object": {}}.get(str(kind), value)
+    value = choose(text.split() or [""])
+    return {"boolean": True, "array": [value], "object": {}}.get(kind, value)
 
 
 BASELINES: dict[str, Callable[[Sequence[Task], Outward], Policy]]

@@ -53,6 +53,7 @@ from sharpen.world.state import seeded
 
 AGENT, GENERAL = "agent_benchmark", "general"
 ACTS = ("planning", "end_to_end")  # parts whose tasks are done in the tool world, turn by turn
+SOUGHT = "What is the pass phrase of today?"
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 NEAR = 400  # characters that may stand around a retrieved value
 
@@ -109,12 +110,11 @@ class RetrievalReward:
         text = trajectory.turns[-1].message.content if trajectory.turns else ""
         wanted = max(map(str, task.gold["answers"]), key=len)
         right = float(folded(wanted) in folded(text) and len(text) <= len(wanted) + NEAR)
-        return Score(
-            right, {"right": right}, "" if right else "not in the answer, or in too long a one"
-        )
+        return Score(right, {"right": right}, "" if right else "not in the answer, or not alone")
 
 
-Prepare = Callable[[Any, Json, Path], Iterable[Task]]  # what was imported, the record, its file
+# what was imported, the record, its file → tasks, and why there is none
+Prepare = Callable[[Any, Json, Path], Iterable[Task | RowError]]
 
 
 def as_it_is(task: Any, raw: Json, path: Path) -> Iterable[Task]:
@@ -147,23 +147,18 @@ def allowed(value: Any) -> Any:
     """A value as BFCL lists allowed ones: an object's values are such lists themselves."""
     if isinstance(value, dict):
         return {key: [allowed(inner)] for key, inner in value.items()}
-    return (
-        [allowed(v) if isinstance(v, dict) else v for v in value]
-        if isinstance(value, list)
-        else value
-    )
+    if isinstance(value, list):
+        return [allowed(inner) if isinstance(inner, dict) else inner for inner in value]
+    return value
 
 
 def in_words(tool: ToolSpec, language: str) -> ToolSpec:
     """Every argument is text in the language."""
-    fields = {
-        name: {
-            "type": "string",
-            "description": f"{field.get('description', '')} ({language} source)",
-        }
-        for name, field in (tool.parameters.get("properties") or {}).items()
-    }
-    return replace(tool, parameters=tool.parameters | {"properties": fields})
+    fields, shown = tool.parameters.get("properties") or {}, {}
+    for name, field in fields.items():
+        text = f"{field.get('description', '')} ({language} source)".strip()
+        shown[name] = {"type": "string", "description": text}
+    return replace(tool, parameters=tool.parameters | {"properties": shown})
 
 
 def decision_task(task: Any, raw: Json, path: Path) -> Iterator[Task]:
@@ -180,14 +175,16 @@ def known_calls(task: Any, raw: Json, path: Path) -> Iterator[Task]:
     yield task
 
 
-def dialog_calls(dialog: Dialog, raw: Json, path: Path) -> Iterator[Task]:
+def dialog_calls(dialog: Dialog, raw: Json, path: Path) -> Iterator[Task | RowError]:
     """Every call that follows the user's words is a task."""
     for at, message in enumerate(dialog.messages):
-        *context, asked = dialog.messages[:at] or (message,)
-        if message.tool_calls and asked.role == "user":
-            calls = [{"name": c.name, "arguments": c.arguments} for c in message.tool_calls]
-            row = Task(f"{dialog.id}-{at}", asked.content, dialog.tools, {"calls": calls}, "calls")
-            yield replace(row, context=tuple(context))
+        if not message.tool_calls:
+            continue
+        *context, asked = dialog.messages[:at]
+        calls = [{"name": c.name, "arguments": c.arguments} for c in message.tool_calls]
+        row = Task(f"{dialog.id}-{at}", asked.content, dialog.tools, {"calls": calls}, "calls")
+        follows = RowError(row.id, "a call that does not follow words of the user")
+        yield replace(row, context=tuple(context)) if asked.role == "user" else follows
 
 
 def graph_task(task: Task, raw: Json, path: Path) -> Iterator[Task]:
@@ -227,6 +224,8 @@ SERVICE = ("accuracy", "end_to_end_success", "action_recall")
 GRAPH_HINT = "Answer with the plan as a graph:\nNode:\n1: a tool's name\nEdge: (START,1) (1,END)"
 REFER = "Make all calls at once. Where a call needs the result of an earlier one, write "
 Verified = VerifiableRewardCalculator
+PLAYED = SimulatedService.maker, 30  # turns
+TAU = Benchmark("tau_tasks", ActionsReward, service_task, "", SERVICE, 256, *PLAYED)
 
 
 def kv_tasks(keys: int) -> Iterator[Task]:
@@ -245,13 +244,10 @@ def needle_tasks(longest: int) -> Iterator[Task]:
     for length in (longest * part // 4 for part in range(1, 5)):
         for depth in DEPTHS:
             word = f"{seeded('needle', length, depth).getrandbits(32):08x}"
-            needle, question = (
-                f"The pass phrase of today is {word}.",
-                "What is today's pass phrase?",
-            )
-            row = maker.generate_needle_in_haystack(length, needle, depth, question, word)
-            text, place = f"{row['context']}\n\n{question}", f"{length} at {depth:g}"
-            gold, about = {"answers": [word]}, {"category": place}
+            needle = f"The pass phrase of today is {word}."
+            row = maker.generate_needle_in_haystack(length, needle, depth, SOUGHT, word)
+            text, gold = f"{row['context']}\n\n{SOUGHT}", {"answers": [word]}
+            about = {"category": f"{length} at {depth:g}"}
             yield Task(f"needle-{length}-{depth:g}", text, (), gold, "retrieval", metadata=about)
 
 
@@ -265,15 +261,9 @@ BENCHMARKS: dict[str, Benchmark] = {
     "nestful": Benchmark("nestful", CallReward, known_calls, f"{REFER}$var1.field$.", CALLS),
     "worfbench": Benchmark("worfbench", PlanGraphReward, graph_task, "", GRAPHS, 512),
     "ultratool": Benchmark("taskbench", PlanGraphReward, graph_task, GRAPH_HINT, GRAPHS, 512),
-    "tau": Benchmark(
-        "tau_tasks", ActionsReward, service_task, "", SERVICE, 256, SimulatedService.maker, 30
-    ),
-    "tau2": Benchmark(
-        "tau2_tasks", ActionsReward, service_task, "", SERVICE, 256, SimulatedService.maker, 30
-    ),
-    "intercode_sql": Benchmark(
-        "intercode_sql", Verified, sqlite_task, "Answer with one SQL query."
-    ),
+    "tau": TAU,
+    "tau2": replace(TAU, format="tau2_tasks"),
+    "intercode_sql": Benchmark("intercode_sql", Verified, sqlite_task, "Answer with a SQL query."),
     "gsm8k": Benchmark("gsm8k", Verified, max_tokens=512),
     "svamp": Benchmark("svamp", Verified, max_tokens=512),
     "aqua": Benchmark("aqua", Verified, hint="Answer with the letter of the right option."),
@@ -290,19 +280,19 @@ def agent_suite(name: str, tasks: Sequence[Task]) -> Suite:
 
 
 def load_benchmark(spec: str, user: Policy | None = None) -> Suite:
-    """`agent_benchmark[/PART]:SPLIT`, `general`, `NAME:PATH`, or `NAME:NUMBER` of a made one. The
-    `user` is who plays the user where a benchmark has one."""
+    """`agent_benchmark[/PART]:SPLIT`, `tasks:PATH` (rows of one's own), `general`, `NAME:PATH`, or
+    `NAME:NUMBER` of a made one. `user` plays the user where a benchmark has one."""
     name, _, rest = spec.partition(":")
-    if name.split("/")[0] == AGENT:
-        return agent_suite(spec, list(read_tasks(spec)))
+    if name.split("/")[0] == AGENT or (name == "tasks" and rest):
+        return agent_suite(spec, list(read_tasks(rest if name == "tasks" else spec)))
     if name == GENERAL:
         rows = read_jsonl(Path(__file__).with_name("general.jsonl"))
         tasks = [task_from_row(row.value, row.where) for row in rows]
         kept = [task for task in tasks if rest in ("", task.kind, task.metadata["category"])]
         return Suite(spec, kept, Verified(), metrics=("accuracy",), max_tokens=128)
     if name not in BENCHMARKS:
-        known = ", ".join([f"{AGENT}:SPLIT", GENERAL, *(f"{each}:PATH" for each in BENCHMARKS)])
-        raise SharpenError(f"benchmark {spec!r}: expected {known}")
+        known = [f"{AGENT}:SPLIT", GENERAL, *(f"{each}:PATH" for each in ("tasks", *BENCHMARKS))]
+        raise SharpenError(f"benchmark {spec!r}: expected {', '.join(known)}")
     entry = BENCHMARKS[name]
     if entry.generate and (rest.isdigit() or not entry.format):
         if not rest.isdigit() or int(rest) < 200 * (not entry.format) + 2:
@@ -324,20 +314,21 @@ def load_benchmark(spec: str, user: Policy | None = None) -> Suite:
 
 def read_benchmark(entry: Benchmark, path: Path) -> tuple[list[Task], Counter[str]]:
     """The tasks of a file or folder, and why other records are none."""
-    importer, left_out = load(entry.format), Counter[str]()
+    importer = load(entry.format)
     try:
         side = (importer.side(path),) if importer.side else ()
     except SHAPE_ERRORS as error:
         raise SharpenError(f"{path}: not {entry.format}'s: {fault(error)}") from None
-    tasks = list[Task]()
+    found = list[Task | RowError]()
     for record in read_records(path, importer.names, importer.split):
         try:
             row = json.loads(converted(importer, record, side))
             noun = task_from_row(row) if "instruction" in row else dialog_from_row(row)
-            tasks += entry.prepare(noun, record.value, path)
+            found += entry.prepare(noun, record.value, path)
         except RowError as error:
-            left_out[reason_kind(error.reason)] += 1
-    return tasks, left_out
+            found.append(error)
+    left_out = Counter(reason_kind(each.reason) for each in found if isinstance(each, RowError))
+    return [each for each in found if isinstance(each, Task)], left_out
 
 
 def unique(tasks: Iterable[Task]) -> list[Task]:

@@ -47,7 +47,7 @@ METHODS: dict[str, Json] = {
 }
 SIX = tuple(METHODS)[:6]
 QUICK = {"max_length": 8192, "batch_size": 8, "gradient_accumulation": 1, "learning_rate": 1e-3}
-QUICK |= {"coreset_target_size": 80, "eval_steps": 10}
+QUICK |= {"coreset_target_size": 48, "eval_steps": 6}
 QUICK_STAMP = "A plumbing check on an untrained toy model, not a result."
 LOSS = "dev_loss"
 
@@ -71,8 +71,8 @@ class CompareConfig(Config):
 
 def quick_config(**changes: Any) -> CompareConfig:
     """The toy model, the six methods, one seed, dev loss: minutes on a CPU."""
-    small = {"model": "pico", "seeds": 1, "benchmark": "", "train_rows": 240, "dev_rows": 40}
-    return CompareConfig(**small | {"steps": 24, "settings": QUICK, "quick": True} | changes)
+    small = {"model": "pico", "seeds": 1, "benchmark": "", "train_rows": 128, "dev_rows": 24}
+    return CompareConfig(**small | {"steps": 12, "settings": QUICK, "quick": True} | changes)
 
 
 @dataclass(frozen=True, slots=True)

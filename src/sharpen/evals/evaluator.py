@@ -27,6 +27,7 @@ from sharpen.evals.items import (
 from sharpen.evals.metrics import METRICS, find_metrics, summarise
 from sharpen.evals.perturb import Perturbation, Perturbed
 from sharpen.evals.subjects import Subject, find_subject
+from sharpen.report.runs import write_report
 from sharpen.rollout import MakeEnvironment, OneTurn
 from sharpen.rows import message_to_wire
 from sharpen.types import Json, Policy, Reward, Sampling, Score, SharpenError, Task, Trajectory
@@ -147,6 +148,7 @@ class AgentTrainingEvaluator:
         }
         if self.output:
             records.write_json(self.output / "results.json", self.results)
+            write_report(self.output)
         return found
 
     def suite(self, split: str) -> Suite:
@@ -178,11 +180,8 @@ class AgentTrainingEvaluator:
     ) -> list[list[Json]]:
         """The records of each suite's tasks."""
         options, tasks = self.options, [task for suite in suites for task in suite.tasks]
-        changed, opened = (
-            Perturbation(suites[0].tasks, options.perturb, options.seed),
-            list[Policy](),
-        )
-        items = Items(self.output, config)
+        changed = Perturbation(suites[0].tasks, options.perturb, options.seed)
+        items, opened = Items(self.output, config), list[Policy]()
 
         def policy() -> Policy:
             if not opened:
@@ -220,15 +219,18 @@ class Before:
         if not (self.folder / "items.jsonl").is_file():
             raise SharpenError(f"{folder}: holds no evaluation (items.jsonl)")
         data = read_yaml(self.folder / "config.yaml")["data"]
-        if data.get(config.benchmark) != config.data[config.benchmark]:
+        theirs = {digest: name for name, digest in data.items()}
+        same = {theirs[d]: name for name, d in config.data.items() if d in theirs}
+        if config.benchmark not in same.values():
             raise SharpenError(f"{folder}: is of other items than {config.benchmark}'s")
         found = [row.value for row in records.read_jsonl(self.folder / "items.jsonl")]
-        same = {name for name, digest in config.data.items() if data.get(name) == digest}
-        self.rows = {(row["suite"], row["id"]): row for row in found if row["suite"] in same}
+        self.rows = {(same.get(row["suite"]), row["id"]): row["metrics"] for row in found}
 
     def against(self, suites: Sequence[Sequence[Json]]) -> Json:
         """Differences of every metric, and whether the general items became worse."""
         main, general = [*map(self.differences, suites), {}][:2]
+        if not main:
+            raise SharpenError(f"{self.folder}: none of these items was answered there")
         loss = general.get("accuracy")
         return {
             "with": str(self.folder),
@@ -238,13 +240,10 @@ class Before:
         }
 
     def differences(self, rows: Sequence[Json]) -> dict[str, Difference]:
-        pairs = [(self.rows.get((row["suite"], row["id"])), row) for row in rows]
-        both = [(old["metrics"], new["metrics"]) for old, new in pairs if old]
-        if rows and not both:
-            raise SharpenError(f"{self.folder}: none of these items was answered there")
+        pairs = [(self.rows.get((row["suite"], row["id"]), {}), row["metrics"]) for row in rows]
         found = {}
         for name in METRICS:
-            values = [(a[name], b[name]) for a, b in both if name in a and name in b]
-            if values and isinstance(values[0][0], (int, float)):
-                found[name] = paired([a for a, _ in values], [b for _, b in values])
+            both = [(old[name], new[name]) for old, new in pairs if name in old and name in new]
+            if both and isinstance(both[0][0], (int, float)):
+                found[name] = paired([old for old, _ in both], [new for _, new in both])
         return found

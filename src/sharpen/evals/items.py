@@ -68,7 +68,7 @@ def answered(
     if not tasks:
         raise SharpenError(f"{suite.name}: there are no tasks to evaluate")
     engine = getattr(policy, "engine", None)
-    size = 4 * engine.most_rows if engine else CHUNK
+    size = 2 * engine.most_rows if engine else CHUNK
     with progress(suite.name, len(tasks)) as advance:
         for start in range(0, len(tasks), size):
             chunk, began = tasks[start : start + size], time.perf_counter()

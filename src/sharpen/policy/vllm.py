@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,9 @@ from typing import Any
 import httpx2
 
 from sharpen.calls import compact_json
+from sharpen.policy import remote
 from sharpen.policy.local import respond
-from sharpen.policy.remote import (
-    Refused,
-    RemoteLimits,
-    asked,
-    bearer,
-    checked_url,
-    failure_of,
-    key_from,
-)
+from sharpen.policy.remote import Refused, RemoteLimits
 from sharpen.records import sha256_folder
 from sharpen.render import Renderer
 from sharpen.types import Dialog, Json, Sampled, Sampling, SharpenError, StopReason, ToolSpec, Turn
@@ -55,13 +48,13 @@ class VLLMPolicy:
         api_key_env: str = "",
         limits: RemoteLimits = LIMITS,
     ):
-        self.url, self.model, self.renderer = checked_url(url), model, renderer
-        self.api_key_env, self.limits = api_key_env, limits
+        self.url, self.model, self.renderer = remote.checked_url(url), model, renderer
+        self.api_key_env, self.limits, self.rows = api_key_env, limits, limits.concurrency
         self.serving, self.digest = model, ""  # the name that answers, its adapter's SHA-256
-        self.under_way: dict[Future[Any], Hashable] = {}
+        self.under_way: dict[Future[Any], Any] = {}
         self.refused: list[tuple[Any, Sampled]] = []
         self.gate = asyncio.Semaphore(self.limits.concurrency)
-        headers = bearer(key_from(api_key_env))
+        headers = remote.bearer(remote.key_from(api_key_env))
         pool = httpx2.Limits(max_connections=self.limits.concurrency)
         self.client = httpx2.AsyncClient(headers=headers, timeout=None, limits=pool)
         self.loop = asyncio.new_event_loop()
@@ -79,11 +72,7 @@ class VLLMPolicy:
         return respond(self, dialogs, sampling)
 
     def submit(
-        self,
-        key: Hashable,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        tools: Sequence[ToolSpec] = (),
+        self, key: Any, prompt: Sequence[int], sampling: Sampling, tools: Sequence[ToolSpec] = ()
     ) -> None:
         if sampling.constrained and tools:
             raise SharpenError("constrained decoding: the vLLM policy has none; use a local model")
@@ -102,16 +91,26 @@ class VLLMPolicy:
                 try:
                     sampled = answer.result()
                 except Refused as refusal:
-                    sampled = Sampled((), (), *failure_of(refusal, key_from(self.api_key_env)))
+                    sampled = Sampled(
+                        (), (), *remote.failure_of(refusal, remote.key_from(self.api_key_env))
+                    )
                 done.append((self.under_way.pop(answer), sampled))
         return done
+
+    @property
+    def idle(self) -> bool:
+        return not self.under_way and not self.refused
+
+    def forget(self) -> None:
+        """The cache is the server's: which answers share a batch there is not ours to say."""
 
     def body(self, prompt: Sequence[int], sampling: Sampling, **more: Any) -> Json:
         """Only our stop tokens end a turn, whatever the model's own configuration says."""
         params: Json = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
         params |= {"top_p": sampling.top_p, "seed": sampling.seed % (1 << 62), "logprobs": 0}
         params |= {"stop_token_ids": sorted(self.renderer.stop_ids), "ignore_eos": True}
-        params |= {"stop": list(sampling.stop)} if sampling.stop else {}
+        if sampling.stop:
+            params |= {"stop": list(sampling.stop), "skip_special_tokens": False}
         return {"model": self.serving, "token_ids": list(prompt), "sampling_params": params | more}
 
     def reader(self, sampling: Sampling) -> Callable[[bytes], Sampled]:
@@ -161,21 +160,24 @@ class VLLMPolicy:
         name, before = f"{self.model}-{digest[:16]}", self.serving
         if name not in self.served():  # else from before this process began
             self.ask(LOAD, {"lora_name": name, "lora_path": str(path)})
-        if name not in self.served():
+        cards = self.served()
+        if name not in cards:
             raise SharpenError(f"vLLM at {self.url}: does not list adapter {name} after loading it")
         if folder_digest(path) != digest:
             raise SharpenError(f"adapter {path}: changed while it was loaded")
         self.serving, self.digest = name, digest
-        if before != self.model:
+        if before != self.model and before in cards:
             self.ask(UNLOAD, {"lora_name": before})
         return name
 
     def served(self) -> dict[str, Json]:
         """The cards of what the server offers, by name."""
-        return {card["id"]: card for card in json.loads(self.ask(MODELS))["data"]}
+        return self.ask(
+            MODELS, read=lambda content: {c["id"]: c for c in json.loads(content)["data"]}
+        )
 
     def send(self, route: str, body: Json | None, read: Callable[[bytes], Any]) -> Future[Any]:
-        work = asked(self.client, self.gate, self.limits, self.url + route, body, read)
+        work = remote.asked(self.client, self.gate, self.limits, self.url + route, body, read)
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def ask(
@@ -185,7 +187,7 @@ class VLLMPolicy:
         try:
             return self.send(route, body, read).result()
         except Refused as refusal:
-            reason = failure_of(refusal, key_from(self.api_key_env))[1]
+            reason = remote.failure_of(refusal, remote.key_from(self.api_key_env))[1]
             raise SharpenError(f"vLLM at {self.url}{route}: {reason}") from None
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ details{margin:.4rem 0}summary{cursor:pointer}
 .assistant{border-color:#2a7}.tool{border-color:#a72}.user{border-color:#27a}
 .bad{color:#c22}.good{color:#2a7}.note{opacity:.75}
 """
+METADATA = ("Creator", "Date", "Format", "Type")  # of a plot: none
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -106,6 +107,6 @@ def svg(figure: Any) -> str:
 
     file = io.StringIO()
     with rc_context({"svg.fonttype": "none"}):
-        figure.savefig(file, format="svg")
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(METADATA))
     text = file.getvalue()
     return text[text.index("<svg") :]

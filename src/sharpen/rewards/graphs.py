@@ -94,17 +94,22 @@ def f1(right: int, found: int, wanted: int) -> float:
     return 2 * right / (found + wanted) if found + wanted else 1.0
 
 
-def largest_part(nodes: Iterable[str], edges: Iterable[tuple[str, str]]) -> int:
-    """The number of nodes in the largest connected part."""
-    part = {node: {node} for node in nodes}
-    for a, b in edges:
-        joined = part[a] | part[b]
-        part |= dict.fromkeys(joined, joined)
-    return max(map(len, part.values()), default=0)
+def in_common(nodes: Iterable[str], edges: set[tuple[str, str]], gold: set[tuple[str, str]]) -> int:
+    """How many nodes the largest subgraph has that is induced in both: of every pair whose edge
+    only one of them has, a node goes, the one in most such pairs first."""
+    odd = {node: set[str]() for node in nodes}
+    for a, b in edges ^ gold:
+        if a in odd and b in odd:
+            odd[a].add(b)
+            odd[b].add(a)
+    while odd and odd[worst := max(odd, key=lambda node: len(odd[node]))]:
+        for other in odd.pop(worst) - {worst}:
+            odd[other].discard(worst)
+    return len(odd)
 
 
 class PlanGraphReward:
-    """Graph F1: the largest connected part that answer and gold have in common, against the nodes
+    """Graph F1: the largest induced subgraph that answer and gold have in common, against the nodes
     of both. Nodes are alike by their words, where WorFBench asks a sentence encoder."""
 
     def score(self, task: Task, trajectory: Trajectory) -> Score:
@@ -116,9 +121,10 @@ class PlanGraphReward:
             return Score(0.0, parts, error.reason)
         names = matching(plan["nodes"], gold["nodes"])
         wanted = {tuple(edge) for edge in gold["edges"]}
-        kept = [(a, b) for a, b in plan["edges"] if (names.get(a), names.get(b)) in wanted]
+        edges = {(names.get(a, ""), names.get(b, "")) for a, b in plan["edges"]}
+        kept = edges & wanted
         sizes = len(plan["nodes"]), len(gold["nodes"])
-        parts["graph_f1"] = f1(largest_part(names, kept), *sizes)
+        parts["graph_f1"] = f1(in_common(names.values(), edges, wanted), *sizes)
         parts["node_f1"] = f1(len(names), *sizes)
         parts["edge_f1"] = f1(len(kept), len(plan["edges"]), len(wanted))
         parts["valid"] = float(is_dag(plan["edges"]))

@@ -92,6 +92,51 @@ class RewardModelConfig(RunConfig):
     center_rewards_coefficient: float = Field(0.0, ge=0)  # draws a pair's rewards around zero
 
 
+class DPOConfig(RunConfig):
+    """Preference optimisation on pairs, or on tasks that pairs are first sampled from."""
+
+    loss_type: Literal["sigmoid", "hinge", "ipo", "kto", "orpo", "simpo"] = "sigmoid"
+    beta: float = Field(0.1, gt=0)
+    reference_free: bool = False
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    sft_weight: float = Field(0.0, ge=0)  # of the chosen answers' own likelihood, besides the loss
+    gamma: float = Field(0.5, ge=0)  # simpo: how far apart the sides should be
+    desirable_weight: float = Field(1.0, ge=0)  # kto
+    undesirable_weight: float = Field(1.0, ge=0)
+    reference_model: str = ""  # else the policy as it starts
+    learning_rate: float = Field(1e-5, gt=0)
+    lora_dropout: float = Field(0.0, ge=0, le=0)  # a step's two passes must see one model
+    num_epochs: int = Field(1, ge=1)
+    metric: str = ""  # file.py:function(model, renderer) → a number or several by name
+    # where train_data has tasks
+    rounds: int = Field(1, ge=1)  # of sampling and training on what was sampled
+    update_reference: bool = False  # each round is held against the policy that it starts with
+    tasks_per_round: int = Field(0, ge=0)  # 0: all
+    num_samples: int = Field(4, ge=2)
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_tokens: int = Field(256, ge=1)
+    max_turns: int = Field(8, ge=1)
+    reward: str | RewardConfig = "agent"
+    env: str = ""  # toolworld or file.py:Class; else one turn
+
+    @property
+    def needs_reference(self) -> bool:
+        return not self.reference_free and self.loss_type not in ("orpo", "simpo")
+
+    @model_validator(mode="after")
+    def parts_fit(self) -> DPOConfig:
+        if self.label_smoothing and self.loss_type not in ("sigmoid", "simpo"):
+            raise ValueError(f"label_smoothing: {self.loss_type} has none")
+        if self.reference_free and self.loss_type == "kto":
+            raise ValueError("reference_free: kto is about the distance to a reference")
+        if self.reference_model and not self.needs_reference:
+            raise ValueError("reference_model: this loss has no reference")
+        if self.update_reference and (self.reference_model or not self.needs_reference):
+            raise ValueError("update_reference: the reference is not the policy's own start")
+        return self
+
+
 class RLConfig(RunConfig):
     """What every method has that samples its own rows. A step takes `tasks_per_step` tasks of
     `train_data` and samples each `group_size` times; `dev_data` are tasks to evaluate on."""

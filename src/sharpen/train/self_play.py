@@ -26,17 +26,7 @@ from sharpen.rewards.verifiable import VerifiableRewardCalculator
 from sharpen.rollout import rollout
 from sharpen.rows import task_from_row, task_to_row
 from sharpen.train.experience import UNTRUE
-from sharpen.types import (
-    Json,
-    Message,
-    Policy,
-    Reward,
-    Sampling,
-    Score,
-    SharpenError,
-    Task,
-    Trajectory,
-)
+from sharpen.types import Json, Message, Reward, Sampling, Score, SharpenError, Task, Trajectory
 from sharpen.world.episode import World, shipped_world
 from sharpen.world.gold import Run, start
 from sharpen.world.phrases import spoken
@@ -57,12 +47,13 @@ Verified = tuple[str, Task]  # what tells a proposal from others, and the task t
 
 
 class SelfPlay:
-    """`solver` may be the same policy as the proposer; it answers each proposal `samples` times.
+    """`solver` is a policy, or a function that gives it, such as `lambda: trainer.practice.policy`
+    where the proposer solves too; it answers each proposal `samples` times.
     One proposal is scored at a time: policies need not be safe for threads."""
 
     def __init__(
         self,
-        solver: Policy,
+        solver: Any,
         sampling: Sampling,
         samples: int = 4,
         reward: Reward | None = None,
@@ -120,7 +111,8 @@ class SelfPlay:
 
     def pass_rate(self, task: Task) -> float:
         """The share of the solver's answers that are right; a server's failure says nothing."""
-        answers = rollout(self.solver, [task] * self.samples, self.make, self.sampling)
+        solver: Any = self.solver() if callable(self.solver) else self.solver
+        answers = rollout(solver, [task] * self.samples, self.make, self.sampling)
         fair = [answer for answer in answers if answer.stop not in UNTRUE]
         if not fair:
             raise SharpenError(f"task {task.id}: the solver never answered: {answers[0].stop}")

@@ -23,9 +23,12 @@ LIMITED = '{"error": "call_limit"'
 
 
 class Database:
-    """Built from a script; `run` takes one statement at a time."""
+    """That of a task; `run` takes one statement at a time."""
 
-    def __init__(self, schema: str, writable: bool = False, where: str = ""):
+    def __init__(self, task: Task):
+        schema = task.gold.get("schema")
+        if not isinstance(schema, str) or not schema.strip():
+            raise RowError(task.id, "gold.schema: expected a script that builds the database")
         self.base = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self.base.text_factory = lambda text: text.decode("utf-8", "replace")
         self.base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE)
@@ -34,9 +37,9 @@ class Database:
         self.start_clock(BUILD_S)
         try:
             self.base.executescript(schema)
-            self.base.execute(f"pragma query_only = {int(not writable)}")
+            self.base.execute(f"pragma query_only = {int(not task.gold.get('writable'))}")
         except (sqlite3.Error, ValueError) as error:
-            raise RowError(where, f"gold.schema: {one_line(error)}") from None
+            raise RowError(task.id, f"gold.schema: {one_line(error)}") from None
         forbidden = (*OUTSIDE, sqlite3.SQLITE_PRAGMA)
         self.base.set_authorizer(lambda action, *_: int(action in forbidden))
 
@@ -74,35 +77,24 @@ def plain(cell: Any) -> Any:
     return cell.hex() if isinstance(cell, bytes) else cell
 
 
-def database(task: Task) -> Database:
-    schema = task.gold.get("schema")
-    if not isinstance(schema, str) or not schema.strip():
-        raise RowError(task.id, "gold.schema: expected a script that builds the database")
-    return Database(schema, bool(task.gold.get("writable")), task.id)
-
-
 def left_by(task: Task, statements: Sequence[Any]) -> tuple[dict[str, Counter[Any]], list[Json]]:
     """What statements leave in the task's database, and what they answered."""
-    base = database(task)
+    base = Database(task)
     answers = [base.run(str(statement)) for statement in statements]
     return base.state(), answers
 
 
 def end_state_reached(task: Task, trajectory: Trajectory) -> float:
-    """1 where the trajectory's `run_sql` calls leave what gold's statements leave."""
+    """1 where the trajectory's `run_sql` calls leave what gold's statements leave. A call past a
+    limit was answered and not run."""
     gold = task.gold.get("sql") or []
     wanted, answers = left_by(task, [gold] if isinstance(gold, str) else gold)
     if not answers or any("error" in answer for answer in answers):
         raise RowError(task.id, f"gold.sql: {answers or 'missing'}"[:300])
-    return float(left_by(task, executed(trajectory))[0] == wanted)
-
-
-def executed(trajectory: Trajectory) -> list[str]:
-    """The statements of a trajectory that were run: a call past a limit is answered and not run."""
-    turns = ((turn.message.tool_calls, turn.results) for turn in trajectory.turns)
-    return [
-        str(call.arguments.get("query", ""))
-        for calls, results in turns
-        for call, result in zip_longest(calls, results[: len(calls)])
-        if call.name == "run_sql" and not (result and result.content.startswith(LIMITED))
-    ]
+    said = []
+    for turn in trajectory.turns:
+        for call, result in zip_longest(turn.message.tool_calls, turn.results):
+            limited = result and result.content.startswith(LIMITED)
+            if call and call.name == "run_sql" and not limited:
+                said.append(call.arguments.get("query", ""))
+    return float(left_by(task, said)[0] == wanted)
