@@ -191,6 +191,8 @@ class GRPOConfig(RLConfig):
     clip_high: float | None = Field(None, gt=0)  # dapo: 0.28, else as `clip`
     refills: int | None = Field(None, ge=0)  # rounds of further tasks for flat groups; dapo: 3
     overlong_buffer: int | None = Field(None, ge=0)  # tokens; dapo: a fifth of max_tokens
+    ahead: int = Field(0, ge=0)  # steps of samples that may wait; 0: sampling and steps take turns
+    max_staleness: int = Field(2, ge=0)  # steps; samples of older weights are dropped
 
     @model_validator(mode="after")
     def by_variant(self) -> GRPOConfig:

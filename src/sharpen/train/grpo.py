@@ -7,6 +7,7 @@ reported, never trained on.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ import numpy as np
 from sharpen.policy.local import LocalPolicy
 from sharpen.records import atomic_folder
 from sharpen.train.advantages import group_advantages, overlong, token_weights
+from sharpen.train.ahead import Ahead
 from sharpen.train.config import GRPOConfig, RLConfig
 from sharpen.train.experience import Group, figures, rows_of, with_columns
 from sharpen.train.learner import Learner, Loss, StepReport
@@ -56,14 +58,22 @@ class GRPOTrainer:
         config, practice = self.config, self.practice
         open_folder(self.output, config)
         learner = self.prepare()
-        with TrainingRun(self.output, config, learner, config.updates) as run, practice:
+        run = TrainingRun(self.output, config, learner, config.updates)
+        with run, practice, contextlib.ExitStack() as stack:
             state = run.resume(practice.first_state())
             if not learner.steps_done:
                 practice.check_gate()
-            while learner.steps_done < learner.total_steps:
-                groups, row = practice.gather(state, config.refills or 0)
-                row |= self.learn(groups)
-                row = {"step": learner.steps_done // config.updates} | row
+            ahead = None
+            if config.ahead:
+                ahead = stack.enter_context(Ahead(practice, learner, config, state))
+            while (done := learner.steps_done // config.updates) < run.total:
+                if ahead:
+                    groups, row = ahead.take(done, state)
+                else:
+                    groups, row = practice.gather(state, config.refills or 0)
+                row = {"step": done + 1} | row | self.learn(groups)
+                if ahead:
+                    ahead.publish(done + 1)
                 row |= practice.evaluations(row["step"])
                 row |= practice.watch(groups, row, state)
                 keep_best(self, row, state)
@@ -96,7 +106,9 @@ class GRPOTrainer:
         advantages = np.concatenate(found)
         rows, owners, lengths = rows_of(groups)
         rows = with_columns(rows, advantage=advantages[owners])
-        if config.updates > 1:  # else they are what the only update computes anyway
+        if config.ahead:  # by the weights that they were sampled from
+            rows = with_columns(rows, old=[row.columns["sampler"] for row in rows])
+        elif config.updates > 1:  # else they are what the only update computes anyway
             rows = with_columns(rows, old=learner.logprobs(rows))
         if config.beta:
             rows = with_columns(rows, reference=self.start.reference.logprobs(learner, rows))

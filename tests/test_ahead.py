@@ -1,0 +1,114 @@
+"""Sampling ahead of the learner: bounded, stamped with the weights' step, never too old."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from guessing import accuracy, metrics, tasks
+from sharpen.train.ahead import Ahead
+from sharpen.train.experience import Group
+from sharpen.train.grpo import GRPOTrainer
+from sharpen.types import SharpenError, StopReason, Task, Trajectory
+from test_grpo import code, config
+
+pytestmark = pytest.mark.usefixtures("without_reports")
+
+
+def prepared(guesser, tmp_path, **more) -> tuple[GRPOTrainer, Ahead]:
+    trainer = GRPOTrainer(config(guesser, tasks(tmp_path), ahead=1, **more), tmp_path / "run")
+    learner = trainer.prepare()
+    state = trainer.practice.first_state()
+    return trainer, Ahead(trainer.practice, learner, trainer.config, state)
+
+
+def test_the_base_is_shared_and_the_adapter_copied(guesser, tmp_path):
+    trainer, ahead = prepared(guesser, tmp_path, full=False, lora_r=2)
+    for name, theirs in ahead.model.named_parameters():
+        ours = dict(trainer.model.named_parameters())[name]
+        assert (ours.data_ptr() == theirs.data_ptr()) == (name not in trainer.learner.trained)
+    assert len(ahead.own) == len(trainer.learner.trained)
+
+
+def test_old_samples_are_dropped_and_counted(guesser, tmp_path):
+    """The thread is let go once a group: what it made of the first weights is too old later."""
+    _, ahead = prepared(guesser, tmp_path, max_staleness=1)
+    entered, go, seen = threading.Semaphore(0), threading.Semaphore(0), []
+    samples = [Trajectory("t", (), StopReason.ANSWERED)] * 3
+
+    def gather(state, refills):
+        entered.release()
+        go.acquire()
+        seen.append(float(next(iter(ahead.own.values())).sum()))
+        state["position"] += 1
+        return [Group(Task("t", "t"), samples, np.zeros(3))], {"at": state["position"]}
+
+    ahead.practice.gather = gather
+    state = {"position": 0}
+    with ahead:
+        go.release()
+        groups, row = ahead.take(0, state)
+        assert row["stale"] == 0 and row["staleness"] == 0 and state["position"] == 1
+        go.release()  # of the weights of step 0 too, and waiting since
+        for _ in range(3):  # and so is the third, whose weights are loaded
+            entered.acquire()
+        weights = ahead.learner.trained[next(iter(ahead.own))]
+        weights.data.add_(1.0)
+        ahead.publish(2)
+        go.release()
+        go.release()
+        groups, row = ahead.take(2, state)
+        assert row == {"at": 4, "staleness": 0, "stale": 6} and len(groups) == 1
+        go.release()
+    assert seen[0] == seen[1] == seen[2] != seen[3]
+
+
+def test_what_fails_in_the_thread_fails_the_run(guesser, tmp_path):
+    reward = code(tmp_path, "def score(task, made):\n    return float('nan')\n")
+    settings = config(guesser, tasks(tmp_path), reward=reward, ahead=1)
+    with pytest.raises(SharpenError, match="no sample of the step could be scored"):
+        GRPOTrainer(settings, tmp_path / "run").train()
+    settings = config(guesser, tasks(tmp_path), env=code(tmp_path, BROKEN, "Broken"), ahead=1)
+    with pytest.raises(SharpenError, match="task n: wrong"):
+        GRPOTrainer(settings, tmp_path / "other").train()
+    assert not [t for t in threading.enumerate() if t.name == "ahead"]
+
+
+BROKEN = """
+from sharpen.types import SharpenError
+
+class Broken:
+    def reset(self, task):
+        raise SharpenError("task n: wrong")
+
+    def step(self, message):
+        return (), None
+"""
+
+
+@pytest.mark.slow
+def test_it_learns_and_goes_on(guesser, tmp_path):
+    """Stopped and continued, with samples of weights that are a step or two old."""
+    more = {"tasks_per_step": 8, "group_size": 8, "updates_per_step": 2, "patience_flat": 99}
+    settings = config(guesser, tasks(tmp_path), ahead=1, max_steps=40, **more)
+    trainer = GRPOTrainer(settings, tmp_path / "run")
+    update = trainer.update
+
+    class Killed(BaseException):
+        pass
+
+    def dying(groups):
+        if trainer.learner.steps_done == 20:
+            raise Killed
+        return update(groups)
+
+    trainer.update = dying
+    with pytest.raises(Killed):
+        trainer.train()
+    GRPOTrainer(settings, tmp_path / "run").train()
+    rows = metrics(tmp_path / "run")
+    assert [row["step"] for row in rows] == list(range(1, 41))
+    assert max(row["staleness"] for row in rows) in (1, 2)
+    assert accuracy(tmp_path / "run" / "final") > accuracy(guesser) + 0.25
