@@ -78,7 +78,8 @@ def attention(
         raise NotImplementedError("packing with a sliding window; set packing=off")
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
     if slots is not None:
-        return slot_attention(module, q, k, v, slots, kwargs.get("scaling"))[None], None
+        found: Any = slot_attention(module, q, k, v, slots, kwargs.get("scaling"))  # type: ignore[call-arg]
+        return found[None], None
     more: dict[str, Any] = {"scale": kwargs.get("scaling"), "window_size": (-1, 0)}  # causal
     if q.shape[1] > k.shape[1] and HAS_GQA:  # before the flag existed, fewer heads were just taken
         more["enable_gqa"] = True
