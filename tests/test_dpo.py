@@ -499,7 +499,8 @@ def test_dev_figures(guesser, tmp_path):
 
 SAME = pair("a", "b", "b")
 LATE = {"prompt": [say("user", "a"), say("assistant", "b")], "chosen": [say("user", "c")]}
-BROKEN = pair("a", "b", "c") | {"metadata": {"sampled": {"tokenizer": "", "chosen": {"ids": [1]}}}}
+SPANS = {"tokenizer": "", "chosen": {"ids": [1, 2, 3], "turns": [[1, 2], [2, 4]]}}
+BROKEN = pair("a", "b", "c") | {"metadata": {"sampled": SPANS}}
 TASK = {"id": "t", "instruction": "do", "gold": {"is": "A"}}
 
 
