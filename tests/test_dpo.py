@@ -376,12 +376,12 @@ def guesser(pico_folder, tmp_path_factory) -> Path:
     rows = [
         {"messages": [say("user", c * n), say("assistant", answer)]}
         for i, c in enumerate(LETTERS)
-        for n in (17, 19, 21, 24)
+        for n in (17, 21)
         for answer in ANSWERS + 2 * ANSWERS[(i * 3 + 1) % 4]
     ]
     settings = AgentSFTConfig(
         **{"base_model": str(pico_folder), "train_data": write(folder / "sft.jsonl", rows)},
-        **{"device": "cpu", "full": True, "learning_rate": 5e-3, "batch_size": 96},
+        **{"device": "cpu", "full": True, "learning_rate": 5e-3, "batch_size": 48},
         **{"gradient_accumulation": 1, "num_epochs": 60, "lora_dropout": 0.0},
     )
     AgentSFTTrainer(settings, folder / "run").train()
@@ -407,7 +407,7 @@ def accuracy(base: Path, data: str) -> float:
 def test_a_task_is_learned_from_the_models_own_samples(guesser, tmp_path):
     data = letter_tasks(tmp_path)
     assert accuracy(guesser, data) < 0.3
-    given = {"rounds": 14, "num_epochs": 3, "num_samples": 24, "batch_size": 32}
+    given = {"rounds": 12, "num_epochs": 3, "num_samples": 16, "batch_size": 32}
     settings = online(guesser, data, **given, beta=0.5, learning_rate=1e-3)
     DPOTrainer(settings, tmp_path / "run").train()
     assert accuracy(tmp_path / "run", data) >= 0.95
@@ -499,7 +499,8 @@ def test_dev_figures(guesser, tmp_path):
 
 SAME = pair("a", "b", "b")
 LATE = {"prompt": [say("user", "a"), say("assistant", "b")], "chosen": [say("user", "c")]}
-BROKEN = pair("a", "b", "c") | {"metadata": {"sampled": {"tokenizer": "", "chosen": {"ids": [1]}}}}
+SPANS = {"tokenizer": "", "chosen": {"ids": [1, 2, 3], "turns": [[1, 2], [2, 4]]}}
+BROKEN = pair("a", "b", "c") | {"metadata": {"sampled": SPANS}}
 TASK = {"id": "t", "instruction": "do", "gold": {"is": "A"}}
 
 

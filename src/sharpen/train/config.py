@@ -117,8 +117,8 @@ class DPOConfig(RunConfig):
     top_p: float = Field(1.0, gt=0, le=1)
     max_tokens: int = Field(256, ge=1)
     max_turns: int = Field(8, ge=1)
-    reward: str | RewardConfig = "agent"
-    env: str = ""  # toolworld or file.py:Class; else one turn
+    reward: str | RewardConfig = ""  # by the task's kind: the verifiable or the agent's
+    env: str = ""  # toolworld, or file.py:Class; none is a single turn
 
     @property
     def needs_reference(self) -> bool:

@@ -30,7 +30,7 @@ from sharpen.tools import load_object
 from sharpen.train.batching import trained_tokens
 from sharpen.train.config import DPOConfig
 from sharpen.train.dataset import Phase
-from sharpen.train.experience import as_figures, figures, scored
+from sharpen.train.experience import TaskReward, as_figures, figures, scored
 from sharpen.train.learner import Learner
 from sharpen.train.preference_losses import LOSSES, rewards, sft
 from sharpen.train.preferences import (
@@ -67,7 +67,8 @@ class DPOTrainer:
         metric: Callable[[Any, Renderer], Any] | None = None,
     ):
         self.config, self.output = config, Path(output)
-        self.reward, self.make = reward or build_reward(config.reward), find_environment(config.env)
+        found = build_reward(config.reward) if config.reward else TaskReward()
+        self.reward, self.make = reward or found, find_environment(config.env)
         self.metric = metric or (load_object(config.metric) if config.metric else None)
         tokenizer = load_tokenizer(config.base_model, config.trust_remote_code)
         self.renderer = Renderer(tokenizer, config.template)
@@ -177,6 +178,8 @@ class DPOTrainer:
                         row |= self.evaluate()
                     run.end_of_step({**row, "round": number + 1}, {})
                 begin = end
+        if isinstance(self.reward, TaskReward):
+            self.reward.close()
         self.start.save(learner, self.output / "final")
         last = run.folder.metrics()[-1] if run.first else {}
         kept = {"loss", "accuracy", "margin"} | {key for key in last if key.startswith("dev_")}

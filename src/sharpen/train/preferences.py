@@ -109,11 +109,11 @@ def pair_from_group(group: Group, make: MakeEnvironment, words: str) -> Preferen
 def messages_of(trajectory: Trajectory) -> tuple[Message, ...]:
     """What was said, up to the last answer; a broken call as it was written."""
     found: list[Message] = []
-    for turn in trajectory.turns:
+    turns = [turn for turn in trajectory.turns if turn.ids]
+    for turn in turns:
         text = assistant_text(replace(turn.message, tool_calls=()), trajectory.task_id)
         found += [replace(turn.message, content=text, unparsed=()), *turn.results]
-    last = trajectory.turns[-1]
-    return tuple(found[: len(found) - len(last.results)])
+    return tuple(found[: len(found) - len(turns[-1].results)])
 
 
 def ids_to_row(datum: Datum) -> Json:
@@ -122,13 +122,15 @@ def ids_to_row(datum: Datum) -> Json:
     return {"ids": datum.ids.tolist(), "turns": spans.tolist()}
 
 
-def ids_from_row(row: Any, where: str, size: int) -> Datum:
+def ids_from_row(row: Any, where: str) -> Datum:
     try:
         ids = np.array(row["ids"], np.int32)
         mask = np.zeros(len(ids), bool)
         for start, end in row["turns"]:
-            mask[start:end] = 0 < start < end <= len(ids)
-        if not mask.any() or ids.min() < 0 or ids.max() >= size:
+            if not 0 < start < end <= len(ids):
+                raise ValueError
+            mask[start:end] = True
+        if not mask.any() or ids.min() < 0:
             raise ValueError
     except (KeyError, TypeError, ValueError, OverflowError):
         raise RowError(where, "metadata.sampled: expected ids and the spans of turns") from None
@@ -144,7 +146,7 @@ def vocabulary(tokenizer: Any) -> str:
 def pair_rows(pairs: Sequence[Preference], renderer: Renderer) -> list[list[Datum]]:
     """Chosen and rejected of each pair; only what the assistant says in the answer carries loss.
     A pair's id says where it stands."""
-    own, size = vocabulary(renderer.tokenizer), len(renderer.tokenizer)
+    own = vocabulary(renderer.tokenizer)
     sampled = [pair.metadata.get("sampled") for pair in pairs]
     kept = [isinstance(ids, dict) and ids.get("tokenizer") == own for ids in sampled]
     others = [pair for pair, keep in zip(pairs, kept, strict=True) if not keep]
@@ -158,7 +160,7 @@ def pair_rows(pairs: Sequence[Preference], renderer: Renderer) -> list[list[Datu
     rows = []
     for pair, keep, ids in zip(pairs, kept, sampled, strict=True):
         if keep:
-            row = [ids_from_row(ids.get(side), pair.id, size) for side in SIDES]  # type: ignore[union-attr]
+            row = [ids_from_row(ids.get(side), pair.id) for side in SIDES]  # type: ignore[union-attr]
         else:
             row = [answer_only(next(rendered), pair, side) for side in SIDES]
         if np.array_equal(row[0].ids, row[1].ids):
