@@ -8,6 +8,7 @@ number of them.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
@@ -198,6 +199,13 @@ def processes(config: LearnerConfig) -> Alone:
                 "torchrun --nproc_per_node N -m sharpen.cli.main train sft …"
             )
         return Alone()
+    atexit.register(leave)
     if config.parallel.startswith("zero"):
         return Zero(int(config.parallel[-1]), config)
     return Sharded() if config.parallel == "fsdp2" else Several()
+
+
+def leave() -> None:
+    """Take leave of the others: threads that still talk to them abort an interpreter that ends."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
