@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,23 @@ def test_flat_groups_are_refilled(guesser, tmp_path):
     GRPOTrainer(settings, tmp_path / "run").train()
     (row,) = metrics(tmp_path / "run")
     assert row["samples"] > 16 and row["flat_groups"] >= 2 and not row["skipped"]
+
+
+def test_the_curriculum_leaves_what_is_out_of_reach(guesser, tmp_path, monkeypatch):
+    body = "float(task.id in 'ns' and made.turns[0].ids[0] % 2)"
+    reward = code(tmp_path, f"def score(task, made):\n    return {body}\n")
+    drawn, pick = Counter(), practice.Practice.pick
+
+    def counting(*given):
+        found = pick(*given)
+        drawn.update(task.id for task in found)
+        return found
+
+    monkeypatch.setattr(practice.Practice, "pick", counting)
+    more = {"curriculum": True, "tasks_per_step": 1, "max_steps": 40, "patience_flat": 99}
+    settings = config(guesser, tasks(tmp_path), reward=reward, learning_rate=1e-9, **more)
+    GRPOTrainer(settings.model_copy(update={"save_steps": 99}), tmp_path / "run").train()
+    assert drawn["n"] + drawn["s"] > 2 * (drawn["e"] + drawn["w"]) > 0
 
 
 BAD = {
@@ -299,6 +317,7 @@ def whole(guesser, tmp_path_factory, without_reports) -> Path:
 
 def resumed(guesser, data, full) -> GRPOConfig:
     more = {"beta": 0.05, "minibatches": 2, "variant": "dapo", "full": full, "lora_r": 4}
+    more |= {"curriculum": not full, "tasks_per_step": 3}
     more |= {"dev_data": data, "eval_steps": 2, "monitor": True, "save_steps": 2, "max_steps": 5}
     more |= {"curriculum": not full, "tasks_per_step": 4 if full else 3}
     return config(guesser, data, **more)

@@ -87,7 +87,7 @@ class Ahead:
                 raise found
             made, groups, row, then = found
             if step - made <= self.config.max_staleness:
-                told = ("position", "flat_steps", "flat_reward")
+                told = ("position", "flat_steps", "flat_reward", "curriculum")
                 state |= {name: then[name] for name in told}
                 return groups, row | {"staleness": step - made, "stale": dropped}
             dropped += sum(len(group.samples) for group in groups)

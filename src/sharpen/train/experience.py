@@ -50,6 +50,10 @@ class Group:
         """Nothing can be learnt from samples that are all equally good."""
         return flat(self.rewards)
 
+    def passed(self, mark: float) -> float:
+        """The share of samples whose score reaches the mark."""
+        return float(np.mean([s.score.value >= mark for s in self.samples if s.score]))
+
 
 def flat(rewards: np.ndarray) -> bool:
     return len(rewards) < 2 or float(np.ptp(rewards)) < FLAT
