@@ -17,7 +17,7 @@ STYLE = """
 :root{color-scheme:light dark}
 body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem;border-bottom:1px solid #8886}
-table{border-collapse:collapse;margin:.5rem 0}
+table{border-collapse:collapse;margin:.5rem 0;display:block;overflow-x:auto}
 td,th{padding:.2rem .7rem;text-align:right;border-bottom:1px solid #8883}
 td:first-child,th:first-child{text-align:left}
 .plots{display:flex;flex-wrap:wrap;gap:1rem}

@@ -96,7 +96,8 @@ def evaluation_page(folder: Path) -> Page:
     for name in ("parts", "categories", "difficulty"):
         if results.get(name):
             page.heading(f"By {name}")
-            page.table([breakdown(key, figures) for key, figures in results[name].items()])
+            shown = results["metrics"]
+            page.table([breakdown(key, all_, shown) for key, all_ in results[name].items()])
     confusion(page, rows)
     errors(page, rows)
     failures(page, rows)
@@ -121,9 +122,10 @@ def span(found: Json) -> tuple[float, float, float]:
     return found["mean"], found["low"], found["high"]
 
 
-def breakdown(name: str, figures: Mapping[str, Json]) -> Json:
+def breakdown(name: str, figures: Mapping[str, Json], shown: Mapping[str, Any]) -> Json:
     count = max((found["count"] for found in figures.values()), default=0)
-    return {"": name or "(none)", "items": count} | {k: f["mean"] for k, f in figures.items()}
+    means = {key: figures[key]["mean"] for key in shown if key in figures}
+    return {"": name or "(none)", "items": count} | means
 
 
 def confusion(page: Page, rows: Sequence[Json]) -> None:
