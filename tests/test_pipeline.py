@@ -16,7 +16,7 @@ from sharpen.pipeline import load_recipe, run_recipe
 from sharpen.records import read_jsonl
 from sharpen.rows import dialog_from_row, task_from_row
 from sharpen.types import SharpenError
-from small_quickstart import SMALL
+from small_quickstart import REWARD, SMALL
 
 
 def run(out, *overrides):
@@ -159,3 +159,14 @@ def test_kill_anywhere_then_continue(tmp_path):
     assert last.returncode == 0, last.stderr
     results = [json.loads((tmp_path / n / "results.json").read_text()) for n in ("whole", "killed")]
     assert results[0] == results[1]
+
+
+def test_the_way_without_fine_tuning_runs_on_the_toy_model(tmp_path):
+    small = ["model=pico", *(f"stages.{n}.max_tokens=4" for n in (1, 3, 4))]
+    small += [f"stages.{n}.tasks=procedural/arithmetic:test?count=4" for n in (1, 3, 4)]
+    settings = {"max_tokens": 4, "max_steps": 2, "tasks_per_step": 2, "refills": 0}
+    settings["reward"] = REWARD
+    small += [f"stages.2.settings.{name}={value}" for name, value in settings.items()]
+    small += ["stages.2.dev=procedural/arithmetic:test?count=2"]
+    results = run_recipe(load_recipe("r1_zero", small), tmp_path / "run", lambda text: None)
+    assert results["grpo"]["step"] == 2 and results["after"]["value"]["count"] == 4

@@ -27,7 +27,7 @@ from sharpen.records import (
     write_jsonl,
 )
 from sharpen.rewards.compose import RewardConfig
-from sharpen.rows import dialog_from_row, dialog_to_row, task_from_row, task_to_row
+from sharpen.rows import dialog_from_row, dialog_to_row, task_to_row
 from sharpen.train.config import AgentSFTConfig, DPOConfig, GRPOConfig, PPOConfig
 from sharpen.types import Json, Sampling, SharpenError
 
@@ -149,6 +149,11 @@ class Context:
         if not found.exists():
             raise SharpenError(f"{name}: neither in {self.run} nor a file of its own")
         return found
+
+    def source(self, name: str) -> str:
+        """What a stage reads that may also be a source's name, such as agent_benchmark:dev."""
+        inside = self.run / name
+        return str(inside) if inside.exists() else name
 
 
 def stage_name(stage: Any) -> str:
@@ -286,11 +291,10 @@ def run_sft(stage: SftStage, context: Context) -> Json:
 def run_optimise(stage: OptimiseStage, context: Context) -> Json:
     import sharpen
 
-    own = context.run / stage.model
-    given = {"base_model": str(own) if own.is_dir() else stage.model, "seed": context.seed}
-    given["train_data"] = str(context.path(stage.data))
+    given = {"base_model": context.source(stage.model), "seed": context.seed}
+    given["train_data"] = context.source(stage.data)
     if stage.dev:
-        given["dev_data"] = str(context.path(stage.dev))
+        given["dev_data"] = context.source(stage.dev)
     trainer = getattr(sharpen, f"{stage.stage.upper()}Trainer")
     figures = trainer(stage.config(**given), context.folder).train()
     return {key: value for key, value in figures.items() if value is not None}
@@ -299,6 +303,7 @@ def run_optimise(stage: OptimiseStage, context: Context) -> Json:
 def run_evaluate(stage: EvaluateStage, context: Context) -> Json:
     from dataclasses import asdict
 
+    from sharpen.data.sources import read_tasks
     from sharpen.evals.evaluator import evaluate
     from sharpen.models.load import ModelConfig
     from sharpen.policy.local import LocalPolicy
@@ -306,10 +311,8 @@ def run_evaluate(stage: EvaluateStage, context: Context) -> Json:
     from sharpen.rewards.compose import build_reward
     from sharpen.rollout import find_environment
 
-    rows = read_jsonl(context.path(stage.tasks))
-    tasks = [task_from_row(row.value, row.where) for row in rows]
-    own = context.run / stage.model  # the output of an earlier stage, or any model name
-    model = ModelConfig(base_model=str(own) if own.is_dir() else stage.model)
+    tasks = list(read_tasks(context.source(stage.tasks)))
+    model = ModelConfig(base_model=context.source(stage.model))
     policy = LocalPolicy.load(model, stage.template, stage.batch_size)
     sampling = Sampling(max_tokens=stage.max_tokens)
     reward = build_reward(stage.reward) if stage.reward else CallReward()
