@@ -165,18 +165,15 @@ def test_the_curriculum_leaves_what_is_out_of_reach(guesser, tmp_path, monkeypat
     assert drawn["n"] + drawn["s"] > 2 * (drawn["e"] + drawn["w"]) > 0
 
 
-BAD = {
-    "nan": "float('nan') if len(made.turns[0].ids) % 2 else 1.0 * made.turns[0].ids[0]",
-    "shape": "[1.0, 2.0] if made.turns[0].ids[0] % 2 else 1.0",
-    "raises": "1 / 0",
-}
-
-
 @pytest.mark.parametrize(
-    ("kind", "reason"), [("shape", "expected a finite number, found "), ("raises", "ZeroDivision")]
+    ("body", "reason"),
+    [
+        ("[1.0, 2.0] if made.turns[0].ids[0] % 2 else 1.0", "expected a finite number, found "),
+        ("float('nan') if made.turns[0].ids[0] % 2 else 1.0", "expected a finite number, found "),
+        ("1 / (made.turns[0].ids[0] % 2)", "ZeroDivision"),
+    ],
 )
-def test_samples_without_a_reward_are_dropped_and_counted(guesser, tmp_path, kind, reason):
-    body = BAD[kind] if kind != "raises" else "1 / (made.turns[0].ids[0] % 2)"
+def test_samples_without_a_reward_are_dropped_and_counted(guesser, tmp_path, body, reason):
     reward = code(tmp_path, f"def score(task, made):\n    return {body}\n")
     GRPOTrainer(config(guesser, tasks(tmp_path), reward=reward), tmp_path / "run").train()
     rows = [row for row in metrics(tmp_path / "run") if row["dropped"]]
@@ -317,7 +314,6 @@ def whole(guesser, tmp_path_factory, without_reports) -> Path:
 
 def resumed(guesser, data, full) -> GRPOConfig:
     more = {"beta": 0.05, "minibatches": 2, "variant": "dapo", "full": full, "lora_r": 4}
-    more |= {"curriculum": not full, "tasks_per_step": 3}
     more |= {"dev_data": data, "eval_steps": 2, "monitor": True, "save_steps": 2, "max_steps": 5}
     more |= {"curriculum": not full, "tasks_per_step": 4 if full else 3}
     return config(guesser, data, **more)

@@ -142,8 +142,10 @@ def test_r1_steps_on_the_callers_questions(guesser, tmp_path):
 
 
 def test_the_prompt_asks_for_thoughts_and_keeps_braces(guesser, tmp_path):
-    given = r1_config(guesser, tmp_path).model_dump(exclude={"prompt"})
+    given = r1_config(guesser, tmp_path, curriculum=True).model_dump(exclude={"prompt"})
     trainer = R1StyleTrainer(R1TrainingConfig(**given), tmp_path / "run")
+    practice = trainer.trainer.practice
+    assert all("<think>" in task.instruction for task in practice.pick(practice.first_state(), 4))
     text = trainer.asked(Task("t", "{x} = ?")).instruction
     assert text.startswith("{x} = ?") and "<think>" in text and "\\boxed{answer}" in text
 

@@ -165,8 +165,7 @@ class RLConfig(RunConfig):
     patience_flat: int = Field(10, ge=1)  # steps in a row that teach nothing, then an error
     gate: float = Field(0.9, ge=0, le=1)  # tool accuracy on `dev_data` to begin with; 0: any
     monitor: bool = False  # look for reward hacking
-    curriculum: bool = False  # draw tasks by how often they are solved, not in order
-    pass_mark: float = 0.9  # the score from which on a task counts as solved
+    curriculum: bool = False  # tasks by measured pass rate, instead of one after the other
     learning_rate: float = Field(1e-5, gt=0)
     lr_scheduler: Literal["cosine", "linear", "constant"] = "constant"
     warmup_ratio: float = Field(0.0, ge=0, le=1)

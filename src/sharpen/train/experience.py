@@ -50,10 +50,6 @@ class Group:
         """Nothing can be learnt from samples that are all equally good."""
         return flat(self.rewards)
 
-    def passed(self, mark: float) -> float:
-        """The share of samples whose score reaches the mark."""
-        return float(np.mean([s.score.value >= mark for s in self.samples if s.score]))
-
 
 def flat(rewards: np.ndarray) -> bool:
     return len(rewards) < 2 or float(np.ptp(rewards)) < FLAT
@@ -113,10 +109,8 @@ class TaskReward:
     """By the task's kind: what can be verified, else the agent's."""
 
     def __init__(self, workers: int = 1):
-        self.verifiable, self.agent = (
-            VerifiableRewardCalculator(workers=workers),
-            AgentRewardModel(),
-        )
+        self.verifiable = VerifiableRewardCalculator(workers=workers)
+        self.agent = AgentRewardModel()
 
     def score(self, task: Task, trajectory: Trajectory) -> Score:
         verified = task.kind in VERIFIERS or task.kind == "tool_state"

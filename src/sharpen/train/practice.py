@@ -28,6 +28,7 @@ from sharpen.train.experience import Group, Judge, Shape, TaskReward, as_figures
 from sharpen.types import Json, Reward, Sampling, SharpenError, Task, Trajectory
 
 SHOWN = 20  # episodes
+PASSED = 0.5  # the reward of a sample that counts as solved
 Evaluate = Callable[[Any, int], float | Mapping[str, float]]  # policy, step
 
 
@@ -56,6 +57,7 @@ class Practice:
         self.policy: Any = None
         self.seconds = np.zeros(2)  # of rollouts and of rewards, in this step
         self.detector = RLVRHackingDetector() if config.monitor else None
+        self.ask(lambda task: task)
         self.total = config.max_steps or -(
             -len(self.tasks) * config.num_epochs // config.tasks_per_step
         )
@@ -67,34 +69,27 @@ class Practice:
         if isinstance(self.reward, TaskReward):
             self.reward.close()
 
+    def ask(self, change: Callable[[Task], Task]) -> None:
+        """Put every task in other words."""
+        self.tasks, self.dev = [*map(change, self.tasks)], [*map(change, self.dev)]
+        wanted = self.config.curriculum
+        self.curriculum = Curriculum(self.tasks, self.config.seed) if wanted else None
+
     def first_state(self) -> Json:
         state: Json = {"position": 0, "flat_steps": 0, "flat_reward": 0.0, "best": None}
-        return state | {"monitor": asdict(HackingMonitor()), "samples": [], "curriculum": {}}
+        state |= {"curriculum": self.curriculum.state() if self.curriculum else None}
+        return state | {"monitor": asdict(HackingMonitor()), "samples": []}
 
     def pick(self, state: Json, count: int) -> list[Task]:
-        """The next tasks of an endless order, shuffled anew in every epoch; or by the
-        curriculum."""
-        if self.config.curriculum:
-            curriculum = self.curriculum(state)
-            tasks = curriculum.pick(count)
-            state["curriculum"] = curriculum.state()
-            return tasks
-        names, seed, first = ("",) * len(self.tasks), self.config.seed, state["position"]
-        places = [divmod(place, len(self.tasks)) for place in range(first, first + count)]
+        """By the curriculum, or the next tasks of an endless order, shuffled anew in every
+        epoch."""
+        if self.curriculum:
+            self.curriculum.load_state(state["curriculum"])
+            return self.curriculum.pick(min(count, len(self.tasks)))
+        position = state["position"]
+        names, seed = ("",) * len(self.tasks), self.config.seed
+        places = [divmod(place, len(self.tasks)) for place in range(position, position + count)]
         return [self.tasks[order(names, seed, epoch)[at]] for epoch, at in places]
-
-    def curriculum(self, state: Json) -> Curriculum:
-        curriculum = Curriculum(self.tasks, self.config.seed)
-        if state["curriculum"]:
-            curriculum.load_state(state["curriculum"])
-        return curriculum
-
-    def report(self, groups: list[Group], state: Json) -> None:
-        """Tell the curriculum which share of each task's samples passed."""
-        curriculum, tried = self.curriculum(state), [group for group in groups if group.samples]
-        rates = [group.passed(self.config.pass_mark) for group in tried]
-        curriculum.update([group.task.id for group in tried], rates)
-        state["curriculum"] = curriculum.state()
 
     def sampled(self, tasks: list[Task], temperature: float, seed: int) -> list[Trajectory]:
         config = self.config
@@ -118,30 +113,33 @@ class Practice:
         tasks, `refills` times at most."""
         config, groups, self.seconds = self.config, list[Group](), np.zeros(2)
         for _ in range(1 + refills):
-            wanted = config.tasks_per_step - sum(not group.flat for group in groups)
-            if not wanted:
+            lively = sum(not group.flat for group in groups)
+            tasks = self.pick(state, config.tasks_per_step - lively)
+            if not tasks:
                 break
-            tasks = self.pick(state, wanted)
             seed = (config.seed * 1_000_003 + state["position"]) % (1 << 32)
             state["position"] += len(tasks)
-            made = self.attempt(tasks, seed)
-            if config.curriculum:
-                self.report(made, state)
-            groups += made
+            found = self.attempt(tasks, seed)
+            groups += found
+            if self.curriculum:
+                passed = [group for group in found if len(group.rewards)]
+                rates = [float((group.rewards >= PASSED).mean()) for group in passed]
+                self.curriculum.update([group.task.id for group in passed], rates)
+                state["curriculum"] = self.curriculum.state()
         rewards = [group.rewards for group in groups]
         rewards = rewards if config.group_size > 1 else [np.concatenate(rewards)]
         state["flat_steps"] = state["flat_steps"] + 1 if all(map(flat, rewards)) else 0
         state["flat_reward"] = next((float(found[0]) for found in rewards if len(found)), 0.0)
-        turns = [turn for group in groups for sample in group.samples for turn in sample.turns]
-        tokens = sum(len(turn.ids) for turn in turns)
+        made = [sample for group in groups for sample in group.samples]
+        tokens = sum(len(turn.ids) for sample in made for turn in sample.turns)
         rolled, scored = self.seconds.tolist()
         row = {"rollout_seconds": rolled, "reward_seconds": scored}
         return groups, row | {"rollout_tokens_per_s": tokens / max(rolled, 1e-9)}
 
     def measure(self) -> Json:
         """The mean score of greedy answers to the dev tasks, and of its parts."""
-        trajectories = self.sampled(self.dev, 0.0, 0)
-        groups = self.judge.groups(self.dev, trajectories)
+        judge = Judge(self.reward, workers=self.config.reward_workers)  # long answers count too
+        groups = judge.groups(self.dev, self.sampled(self.dev, 0.0, 0))
         samples = [sample for group in groups for sample in group.samples]
         if not samples:
             raise SharpenError(f"no dev task could be scored: {groups[0].dropped[0]}")

@@ -15,7 +15,7 @@ from sharpen.models.find import find_model
 from sharpen.models.load import ModelConfig, base_of_adapter
 from sharpen.policy.local import LocalPolicy
 from sharpen.rewards.hacking import RLVRRewardShaping
-from sharpen.rewards.verifiable import VerifiableRewardCalculator
+from sharpen.rewards.verifiable import GOLD_KEYS, VerifiableRewardCalculator
 from sharpen.rollout import find_environment
 from sharpen.rows import preference_to_row
 from sharpen.train.config import GRPOConfig, R1TrainingConfig, RLTrainingConfig
@@ -156,9 +156,7 @@ class R1StyleTrainer:
         }
         settings = parse_config(GRPOConfig, given | config.settings, "R1TrainingConfig")
         self.trainer = GRPOTrainer(settings, output, self.reward_calculator, evaluate)
-        practice = self.trainer.practice
-        practice.tasks = [self.asked(task) for task in practice.tasks]
-        practice.dev = [self.asked(task) for task in practice.dev]
+        self.trainer.practice.ask(self.asked)
 
     def asked(self, task: Task) -> Task:
         return replace(task, instruction=self.config.prompt.format(question=task.instruction))
@@ -172,11 +170,12 @@ class R1StyleTrainer:
     def train_step(self, prompts: Sequence[str], ground_truths: Sequence[str]) -> Json:
         """One step on these questions. Returns its figures."""
         trainer, kind = self.trainer, self.config.task_type
+        key = GOLD_KEYS.get(kind, "answers")
         if trainer.model is None:
             trainer.prepare()
         pairs = zip(prompts, ground_truths, strict=True)
         tasks = [
-            self.asked(Task(str(n), text, gold={"answer": truth}, kind=kind))
+            self.asked(Task(str(n), text, gold={key: truth}, kind=kind))
             for n, (text, truth) in enumerate(pairs)
         ]
         groups = trainer.practice.attempt(tasks, trainer.learner.steps_done)
