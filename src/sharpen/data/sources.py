@@ -37,9 +37,12 @@ def data_folder() -> Path:
 
 
 def resolve(name: str) -> list[Path]:
-    """A set's files, built first if they are not there; a file's path stands for itself."""
+    """A set's files, built first if they are not there; a file's path stands for itself, and what
+    is made from its name alone has none."""
     if Path(name).is_file():
         return [Path(name)]
+    if name.startswith(PREFIX):
+        return []
     part, _, split = name.partition(":")
     known = ["agent_tools/tools.jsonl", *(file.path for file in plan_files(USUAL))]
     end = f"/{split}.jsonl" if split else "/tools.jsonl"
