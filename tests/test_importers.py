@@ -111,7 +111,7 @@ def test_preference_and_kto(tmp_path: Path) -> None:
 def test_when2call(tmp_path: Path) -> None:
     ask, refuse = imported("when2call.jsonl", tmp_path)
     assert ask["gold"] == {"decision": "ask", "answer": "For how many?"}
-    assert refuse["gold"]["decision"] == "refuse"
+    assert refuse["gold"]["decision"] == "decline"
     assert ask["tools"][0]["function"]["parameters"]["properties"]["people"] == {"type": "integer"}
     (pair,) = imported("when2call_pref.jsonl", tmp_path)
     assert pair["chosen"][0]["content"] == "For how many?"

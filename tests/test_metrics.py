@@ -49,7 +49,7 @@ def said(text="", *made, broken=()):
 ONE = {"calls": calls(("f", {"x": 1, "y": "a"}))}
 TWO = {"calls": calls(("f", {"x": 1}), ("g", {"x": 2}))}
 RIGHT = said("", ("f", {"x": 1, "y": "a"}))
-ASK, DECLINE = {"decision": "ask"}, {"decision": "refuse"}
+ASK, DECLINE = {"decision": "ask"}, {"decision": "decline"}
 TABLE = [
     ("tool_selection_accuracy", item(ONE, RIGHT), 1.0),
     ("tool_selection_accuracy", item(ONE, said("", ("f", {}))), 1.0),

@@ -29,7 +29,7 @@ from sharpen.types import (
 from sharpen.world.gold import example
 
 DECISIONS = ("call", "ask", "answer", "decline")
-SAME = {"refuse": "decline", "act": "call", "direct": "answer", "none": "answer"}
+SAME = {"act": "call", "direct": "answer", "none": "answer"}
 CUTS = (1, 3, 5)
 RIGHT = ("correctness", "exact_call", "success", "task_completion", "plan_success", "right")
 

@@ -208,7 +208,8 @@ class Slots:
                     self.step(size, greedy, cut, 0)
             torch.cuda.current_stream().wait_stream(stream)
             self.graphs[key] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graphs[key]):
+            # other threads (a learner that samples ahead) go on with their own work meanwhile
+            with torch.cuda.graph(self.graphs[key], capture_error_mode="thread_local"):
                 self.step(size, greedy, cut, 0)
             self.whole.copy_(whole)
             self.number.zero_()

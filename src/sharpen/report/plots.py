@@ -14,7 +14,7 @@ Span = tuple[float, float, float]  # mean, low, high
 
 
 def draw_lines(title: str, series: Mapping[str, Sequence[Point]], unit: str = "step") -> Any:
-    figure, axes = canvas(title)
+    figure, axes = canvas(title, layout=None)  # which a page of many curves would wait for
     for name, points in series.items():
         style = "-" if len(points) > 40 else ".-"
         axes.plot(*zip(*points, strict=True), style, label=name, linewidth=1.3)
@@ -65,10 +65,14 @@ def draw_calibration(found: Json, path: str | Path) -> None:
     save(figure, path)
 
 
-def canvas(title: str, width: float = 4.6, height: float = 2.9) -> tuple[Any, Any]:
+def canvas(
+    title: str, width: float = 4.6, height: float = 2.9, layout: Any = "constrained"
+) -> tuple[Any, Any]:
     from matplotlib.figure import Figure  # without pyplot no display is looked for
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout=layout)
+    if layout is None:
+        figure.subplots_adjust(left=0.15, right=0.97, bottom=0.17, top=0.9)
     axes = figure.subplots()
     axes.set_title(title, fontsize=9)
     axes.tick_params(labelsize=7)

@@ -32,7 +32,7 @@ GORILLA_REQUEST = re.compile(
     re.S,
 )
 DECISIONS = {"direct": "answer", "tool_call": "call"}
-DECISIONS |= {"request_for_info": "ask", "cannot_answer": "refuse"}
+DECISIONS |= {"request_for_info": "ask", "cannot_answer": "decline"}
 
 
 def bfcl_answers(path: Path) -> Json:
