@@ -46,6 +46,21 @@ def distinct(text: str) -> float:
     return len(set(text)) / 100
 
 
+def make_folder(folder: Path, options: Any) -> None:
+    """A model of random weights with a real tokenizer."""
+    if (folder / "model").exists():
+        return
+    make_model(options.shape, options.device).save_pretrained(folder / "model")
+    if Path(options.tokenizer).is_dir():  # its files alone are enough
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
+    else:
+        tokenizer = load_tokenizer(options.tokenizer)
+    tokenizer.chat_template = hermes_template()
+    tokenizer.save_pretrained(folder / "model")
+
+
 def run_ours(options: Any, folder: Path) -> list[float]:
     from sharpen.records import write_jsonl
     from sharpen.rows import task_to_row
@@ -148,11 +163,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     folder = options.folder
-    if not (folder / "model").exists():
-        make_model(options.shape, options.device).save_pretrained(folder / "model")
-        tokenizer = load_tokenizer(options.tokenizer)
-        tokenizer.chat_template = hermes_template()
-        tokenizer.save_pretrained(folder / "model")
+    make_folder(folder, options)
     rows = []
     for name in options.race:
         ended = (

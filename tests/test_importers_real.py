@@ -78,7 +78,7 @@ CLEAN = {"sgd", "taskbench", "metatool", "toolbench_queries", "openai", "worfben
 
 def real(path: str) -> Path:
     if not (DATA / path).exists():
-        pytest.skip(f"no {path} under {DATA}; set SHARPEN_TEST_DATA")
+        pytest.skip(f"external data: no {path} under {DATA}; set SHARPEN_TEST_DATA")
     return DATA / path
 
 
