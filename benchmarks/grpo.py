@@ -23,6 +23,7 @@ import torch
 from rollout import make_model
 
 from sharpen.models.load import load_tokenizer
+from sharpen.models.pico import build_pico
 from sharpen.render import hermes_template
 from sharpen.types import Score, Task, Trajectory
 
@@ -50,7 +51,10 @@ def make_folder(folder: Path, options: Any) -> None:
     """A model of random weights with a real tokenizer."""
     if (folder / "model").exists():
         return
-    make_model(options.shape, options.device).save_pretrained(folder / "model")
+    if options.shape == "pico":
+        build_pico(folder / "model")
+    else:
+        make_model(options.shape, options.device).save_pretrained(folder / "model")
     if Path(options.tokenizer).is_dir():  # its files alone are enough
         from transformers import AutoTokenizer
 
@@ -155,7 +159,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where the model is made and runs are kept")
     parser.add_argument("--race", nargs="+", default=["ours", "trl", "trl-best"])
     parser.add_argument("--tokenizer", default="smollm2-135m")
-    parser.add_argument("--shape", default="135m")
+    parser.add_argument("--shape", default="135m", help="also pico, the toy model of the tests")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--samples", type=int, default=8)
