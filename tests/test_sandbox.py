@@ -112,12 +112,16 @@ def processes_in(namespace: str) -> list[str]:
     return found
 
 
-def run_watched(sandbox: Sandbox, code: str) -> tuple[SandboxResult, str]:
-    """Run, and tell which process namespace it had."""
+def run_watched(sandbox: Sandbox, code: str) -> tuple[SandboxResult, str, int]:
+    """Run, and tell which process namespace it had; while its descriptor is open, no other
+    namespace gets its name."""
     with sandbox.worker() as worker:
+        # before the code begins, for it may end at once
+        while not (inside := descendants(worker.process.pid)):
+            time.sleep(0.005)
+        held = os.open(f"/proc/{inside[0]}/ns/pid", os.O_RDONLY)
         worker.begin(sandbox.limits, code, False)
-        namespace = os.readlink(f"/proc/{descendants(worker.process.pid)[0]}/ns/pid")
-        return worker.finish(), namespace
+        return worker.finish(), os.readlink(f"/proc/self/fd/{held}"), held
 
 
 def gone(namespace: str, within_s: float = 10) -> bool:
@@ -129,9 +133,10 @@ def gone(namespace: str, within_s: float = 10) -> bool:
 
 def check(sandbox: Sandbox, trap: Trap, name: str) -> None:
     before = time.monotonic()
-    result, namespace = run_watched(sandbox, trap.source(name))
+    result, namespace, held = run_watched(sandbox, trap.source(name))
     assert not trap.sprung(result), (name, result)
     assert gone(namespace), f"{name} left processes behind"
+    os.close(held)
     assert time.monotonic() - before < 20
     assert result.stopped == STOPPED.get(name, result.stopped), (name, result)
     assert len(result.stdout) <= 64 << 10 and len(result.stderr) <= 64 << 10
@@ -326,6 +331,9 @@ def test_subprocess_mode():
         assert "API_KEY" not in weak.run("import os; print(os.environ)").stdout
         child = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid)"
         pid = int(weak.run(child).stdout)
+    deadline = time.monotonic() + 10  # a killed process takes a moment to go
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
     assert not Path(folder).exists() and not alive(pid)
 
 
