@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from sharpen.models.load import ModelConfig, load_model
 from sharpen.policy.choosing import choose, nucleus, uniform
@@ -221,3 +222,33 @@ def test_the_policy_parses_what_it_sampled(pico_folder, pico_tokenizer):
     assert [t.prompt_ids for t in turns] == [tuple(policy.renderer.prompt(d)) for d in dialogs]
     assert turns == policy.respond(dialogs, WARM)
     assert all(len(t.ids) == len(t.logprobs) > 0 for t in turns)
+
+
+def small(kind, **more):
+    shape = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape | more)).eval()
+
+
+@pytest.mark.parametrize("kind", ["mistral", "qwen2"])
+def test_sliding_windows_are_kept_to(kind, engine):
+    window = {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1}
+    model = small(kind, **window if kind == "qwen2" else {"sliding_window": 7})
+    windowed = Engine(model, None, frozenset(), rows=4)
+    asked = prompts(4, start=20)
+    for prompt, sampled in zip(asked, run(windowed, asked, WARM), strict=True):
+        with torch.no_grad():
+            model.set_attn_implementation("eager")
+            wanted = logprobs_of(model, prompt, sampled.ids, WARM.temperature)
+        assert sampled.logprobs == pytest.approx(wanted, abs=1e-4)
+
+
+def test_what_cannot_be_sampled_exactly_is_refused():
+    with pytest.raises(SharpenError, match="cohere: logit_scale changes its logits"):
+        Engine(small("cohere", logit_scale=0.1), None, frozenset())
+    with pytest.raises(SharpenError, match="qwen3_next: layers \\(linear_attention\\)"):
+        kinds = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8}
+        Engine(small("qwen3_next", **kinds), None, frozenset())
+    with pytest.raises(SharpenError, match="gpt2: layers \\(of another build\\)"):
+        Engine(small("gpt2"), None, frozenset())

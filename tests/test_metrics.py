@@ -139,13 +139,14 @@ def test_intervals_and_paired_tests():
     assert better.test == "bootstrap" and better.p <= 0.001 and better.low > 0.1
 
 
+@pytest.mark.slow  # where nothing else runs and coverage does not count lines
 def test_metric_code_is_fast():
     rows = [item(TWO, said("", ("f", {"x": 1}), ("g", {"x": 3}))) for _ in range(500)]
     rows += [item(ASK, said("Which one?"), kind="timing") for _ in range(500)]
     started = time.perf_counter()
     summarise([measure(row) for row in rows])
     rate = len(rows) / (time.perf_counter() - started)
-    assert rate > 400, f"{rate:.0f} items/s"  # 12,000 on a quiet machine without coverage
+    assert rate > 2000, f"{rate:.0f} items/s"  # 12,000 on a quiet machine
 
 
 TREC = """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import cycle
@@ -41,7 +42,7 @@ CODE = re.compile(r"\b(?=\w*\d)[\w-]*[A-Za-z-][\w-]*\b|\b[A-Z]\w+")  # ids and n
 ASKING = "Which one do you mean? Please tell me more."
 
 
-class Baseline:
+class Baseline(ABC):
     """Says what `message` gives for a dialog."""
 
     def __init__(self, tasks: Sequence[Task], outward: Outward):
@@ -62,8 +63,9 @@ class Baseline:
         prompt, ids = datum.ids[:start].tolist(), datum.ids[start:end].tolist()
         return Turn(self.renderer.parse(ids), StopReason.ANSWERED, tuple(prompt), tuple(ids))
 
+    @abstractmethod
     def message(self, dialog: Dialog, seed: int) -> Message:
-        raise NotImplementedError
+        """What it says next."""
 
 
 class Gold(Baseline):

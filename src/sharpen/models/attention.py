@@ -19,6 +19,8 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
+from sharpen.types import SharpenError
+
 HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters  # since torch 2.12
 NAME = "sharpen"
 LONGEST = 4096  # upper bounds of a row's length given to the kernel: this, doubled as needed
@@ -40,6 +42,33 @@ def register() -> None:
 
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def plain_head(causal: Any) -> Any:
+    """The output head, where logits are nothing but its product with the hidden states."""
+    kind = causal.config.model_type
+    for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
+        if getattr(causal.config, name, None) not in (None, 1, 1.0):
+            raise SharpenError(f"{kind}: {name} changes its logits, which is not supported yet")
+    head = causal.get_output_embeddings()
+    if head is None or getattr(head, "bias", None) is not None:
+        raise SharpenError(f"{kind}: its output head is not a plain matrix")
+    return head
+
+
+def check_layers(causal: Any) -> Any:
+    """The decoder, if a cache of keys and values is all that its layers remember."""
+    config, decoder = causal.config.get_text_config(), getattr(causal, causal.base_model_prefix)
+    kinds = set(getattr(config, "layer_types", None) or ()) - {
+        "full_attention",
+        "sliding_attention",
+    }
+    if kinds or not all(hasattr(layer, "self_attn") for layer in getattr(decoder, "layers", [0])):
+        what = ", ".join(sorted(kinds)) or "of another build"
+        raise SharpenError(f"{config.model_type}: layers ({what}) that cannot be sampled from here")
+    if getattr(config, "attn_logit_softcapping", None):
+        raise SharpenError(f"{config.model_type}: attn_logit_softcapping is not supported yet")
+    return decoder
 
 
 def no_mask(device: Any) -> torch.Tensor:
@@ -74,12 +103,13 @@ def attention(
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    if kwargs.get("sliding_window") is not None:
-        raise NotImplementedError("packing with a sliding window; set packing=off")
+    window = kwargs.get("sliding_window")  # how many places back a token sees, itself included
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
     if slots is not None:
-        found: Any = slot_attention(module, q, k, v, slots, kwargs.get("scaling"))  # type: ignore[call-arg]
+        found: Any = slot_attention(module, q, k, v, slots, kwargs.get("scaling"), window)  # type: ignore[call-arg]
         return found[None], None
+    if window is not None:
+        raise SharpenError("packing with a sliding window is not supported; set packing=off")
     more: dict[str, Any] = {"scale": kwargs.get("scaling"), "window_size": (-1, 0)}  # causal
     if q.shape[1] > k.shape[1] and HAS_GQA:  # before the flag existed, fewer heads were just taken
         more["enable_gqa"] = True
@@ -102,41 +132,46 @@ class SlotStep:
 
 
 @torch.compiler.disable  # reads which layer it is in: compiled, each layer would be another program
-def slot_attention(module: Any, q: Any, k: Any, v: Any, step: SlotStep, scale: Any) -> Any:
+def slot_attention(
+    module: Any, q: Any, k: Any, v: Any, step: SlotStep, scale: Any, window: int | None
+) -> Any:
     keys, values = (part.flatten(0, 1) for part in step.cache[module.layer_idx].unbind())
     keys.index_copy_(0, step.at_N, k)
     values.index_copy_(0, step.at_N, v)
     if not step.kernel:
         keys, values = step.cache[module.layer_idx].unbind()
         run = decoded if isinstance(step.plain, tuple) else prefilled
-        return run(q, keys, values, step, scale)
+        return run(q, keys, values, step, scale, window or step.cache.shape[3])
     # a query sees the keys up to its own place: the mask is aligned to the end of each row
     places, flash = step.cache.shape[3], torch.ops.aten._flash_attention_forward
     found = flash(
         q, keys, values, step.ends, step.starts, step.longest, places, 0.0, True, False,
         scale=scale, seqused_k=step.used,
+        window_size_left=window and window - 1, window_size_right=window and 0,
     )  # fmt: skip
     return found[0]
 
 
-def decoded(q_N_H_D: Any, keys: Any, values: Any, step: SlotStep, scale: Any) -> Any:
+def decoded(q_N_H_D: Any, keys: Any, values: Any, step: SlotStep, scale: Any, window: int) -> Any:
     """One new token a row, rows side by side; the heads that share a key are its queries."""
     rows, read = step.plain
     k, v = (part[:rows, :read].transpose(1, 2) for part in (keys, values))
     q = q_N_H_D.view(rows, k.shape[1], -1, k.shape[-1])
-    seen = torch.arange(read, device=k.device) < step.used[:rows, None]
+    back = step.used[:rows, None] - 1 - torch.arange(read, device=k.device)
+    seen = (back >= 0) & (back < window)
     found = F.scaled_dot_product_attention(q, k, v, seen[:, None, None], scale=scale)
     return found.reshape(q_N_H_D.shape)
 
 
-def prefilled(q_N_H_D: Any, keys: Any, values: Any, step: SlotStep, scale: Any) -> Any:
+def prefilled(q_N_H_D: Any, keys: Any, values: Any, step: SlotStep, scale: Any, window: int) -> Any:
     """Any number of new tokens a row, row by row."""
     parts, start = [], 0
     for row, new, used in step.plain:
         q = q_N_H_D[start : start + new].transpose(0, 1)[None]
         k, v = (part[row, :used].transpose(0, 1)[None] for part in (keys, values))
         places = torch.arange(used, device=q.device)
-        mask = places <= places[used - new :, None]
+        back = places[used - new :, None] - places
+        mask = (back >= 0) & (back < window)
         out = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=True)
         parts.append(out[0].transpose(0, 1))
         start += new

@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from sharpen.models.attention import SlotStep, no_mask, use_our_attention
+from sharpen.models.attention import (
+    SlotStep,
+    check_layers,
+    no_mask,
+    plain_head,
+    use_our_attention,
+)
 from sharpen.models.lora import fuse_lora
 from sharpen.policy.choosing import choose, likeliest
 from sharpen.types import SharpenError
@@ -34,8 +40,8 @@ class Slots:
 
     def __init__(self, model: Any):
         causal = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self.model, self.head = model, causal.get_output_embeddings()
-        self.decoder = getattr(causal, causal.base_model_prefix)
+        self.model, self.head = model, plain_head(causal)
+        self.decoder = check_layers(causal)
         fuse_lora(model)
         self.kernel = use_our_attention(model)
         self.parameters = list(model.parameters())

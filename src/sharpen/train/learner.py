@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sharpen.models.attention import use_our_attention
+from sharpen.models.attention import plain_head, use_our_attention
 from sharpen.models.lora import fuse_lora
 from sharpen.train.batching import Batch, collate, micro_batches, trained_tokens
 from sharpen.train.config import LearnerConfig
@@ -264,13 +264,7 @@ class LogprobModel(Decoder):
 
     def __init__(self, model: Any):
         causal = model.get_base_model() if hasattr(model, "get_base_model") else model
-        kind = causal.config.model_type
-        for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
-            if getattr(causal.config, name, None) not in (None, 1, 1.0):
-                raise SharpenError(f"{kind}: {name} changes its logits, which is not supported yet")
-        head = causal.get_output_embeddings()
-        if head is None or getattr(head, "bias", None) is not None:
-            raise SharpenError(f"{kind}: its output head is not a plain matrix")
+        head = plain_head(causal)
         super().__init__(getattr(causal, causal.base_model_prefix))
         self.head, self.temperature = head, 1.0
 
