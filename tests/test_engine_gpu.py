@@ -26,6 +26,34 @@ def lora_model(pico_folder):
     return attach_lora(model, LoRAConfig(lora_r=4, lora_dropout=0.0))
 
 
+@pytest.mark.parametrize(("heads", "shared", "width"), [(3, 3, 64), (1, 4, 32), (8, 1, 128)])
+@pytest.mark.parametrize("window", [None, 40])
+def test_kernel_of_a_step_is_plain_attention(heads, shared, width, window):
+    from sharpen.models.attention import SlotStep, decoded
+    from sharpen.models.slot_kernel import attend
+
+    torch.manual_seed(0)
+    rows, places, used = 5, 300, torch.tensor([1, 64, 65, 130, 299], dtype=torch.int32)
+    used = used.cuda()
+    at_N = torch.arange(rows, device="cuda") * places + used - 1
+
+    def some(*shape):
+        return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+    q, cache = (
+        some(1, heads * shared, rows, width)[0].transpose(0, 1),
+        some(2, rows, places, heads, width),
+    )
+    k, v = some(rows, heads, width), some(rows, heads, width)
+    wanted = cache.clone()
+    wanted[0].flatten(0, 1)[at_N], wanted[1].flatten(0, 1)[at_N] = k, v
+    found = attend(q, k, v, cache, at_N, used, None, window)
+    assert torch.equal(cache, wanted)
+    step = SlotStep(cache, at_N, at_N, at_N, used, 1, False, (rows, places))
+    plain = decoded(q.float().contiguous(), *wanted.float(), step, None, window or places)
+    assert (found.float() - plain).abs().max() < 0.02
+
+
 @pytest.mark.parametrize(
     "sampling",
     [

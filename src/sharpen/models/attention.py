@@ -11,6 +11,7 @@ plain torch.
 from __future__ import annotations
 
 import inspect
+import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -23,6 +24,7 @@ from sharpen.types import SharpenError
 
 HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters  # since torch 2.12
 NAME = "sharpen"
+FEW_HEADS = 4  # of keys
 LONGEST = 4096  # upper bounds of a row's length given to the kernel: this, doubled as needed
 
 
@@ -97,17 +99,18 @@ def attention(
     module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any
 ) -> tuple[Any, None]:
     """transformers' attention interface: heads first, batch of one when packed or in slots."""
-    ends, slots = kwargs.pop("row_ends", None), kwargs.pop("slots", None)
+    ends, slots = kwargs.pop("row_ends", None), kwargs.pop("slots", False)
     longest = kwargs.pop("longest_row", 0)
-    if ends is None and slots is None:
+    if ends is None and not slots:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     window = kwargs.get("sliding_window")  # how many places back a token sees, itself included
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
-    if slots is not None:
-        found: Any = slot_attention(module, q, k, v, slots, kwargs.get("scaling"), window)  # type: ignore[call-arg]
-        return found[None], None
+    if slots:
+        # compiled, it is one operation that nobody looks into
+        run: Any = compiled_slots if torch.compiler.is_compiling() else slot_attention
+        return run(q, k, v, module.layer_idx, kwargs.get("scaling"), window)[None], None
     if window is not None:
         raise SharpenError("packing with a sliding window is not supported; set packing=off")
     more: dict[str, Any] = {"scale": kwargs.get("scaling"), "window_size": (-1, 0)}  # causal
@@ -131,15 +134,29 @@ class SlotStep:
     plain: Any = None  # without it: (rows, places to read), or [(row, new tokens, used)]
 
 
-@torch.compiler.disable  # reads which layer it is in: compiled, each layer would be another program
+under_way = threading.local()  # its `step` is the SlotStep that layers called with `slots` are in
+
+
 def slot_attention(
-    module: Any, q: Any, k: Any, v: Any, step: SlotStep, scale: Any, window: int | None
-) -> Any:
-    keys, values = (part.flatten(0, 1) for part in step.cache[module.layer_idx].unbind())
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layer: int,
+    scale: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    step: SlotStep = under_way.step
+    cache = step.cache[layer]
+    if step.kernel and step.longest == 1:
+        from sharpen.models import slot_kernel
+
+        if slot_kernel.fits(q, k):
+            return slot_kernel.attend(q, k, v, cache, step.at_N, step.used, scale, window)
+    keys, values = (part.flatten(0, 1) for part in cache.unbind())
     keys.index_copy_(0, step.at_N, k)
     values.index_copy_(0, step.at_N, v)
     if not step.kernel:
-        keys, values = step.cache[module.layer_idx].unbind()
+        keys, values = cache.unbind()
         run = decoded if isinstance(step.plain, tuple) else prefilled
         return run(q, keys, values, step, scale, window or step.cache.shape[3])
     # a query sees the keys up to its own place: the mask is aligned to the end of each row
@@ -152,15 +169,37 @@ def slot_attention(
     return found[0]
 
 
+# The cache that it writes into is not among its arguments: the compiler might copy it.
+compiled_slots: Any = torch.library.custom_op(
+    "sharpen::slot_attention", slot_attention, mutates_args=()
+)
+
+
+@compiled_slots.register_fake
+def like_queries(q: Any, *others: Any) -> Any:
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
+
+
 def decoded(q_N_H_D: Any, keys: Any, values: Any, step: SlotStep, scale: Any, window: int) -> Any:
     """One new token a row, rows side by side; the heads that share a key are its queries."""
     rows, read = step.plain
-    k, v = (part[:rows, :read].transpose(1, 2) for part in (keys, values))
-    q = q_N_H_D.view(rows, k.shape[1], -1, k.shape[-1])
+    k, v = keys[:rows, :read], values[:rows, :read]
+    heads, width = k.shape[2:]
+    q = q_N_H_D.view(rows, heads, -1, width)
     back = step.used[:rows, None] - 1 - torch.arange(read, device=k.device)
     seen = (back >= 0) & (back < window)
-    found = F.scaled_dot_product_attention(q, k, v, seen[:, None, None], scale=scale)
-    return found.reshape(q_N_H_D.shape)
+    if heads > FEW_HEADS:
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        found = F.scaled_dot_product_attention(q, k, v, seen[:, None, None], scale=scale)
+        return found.reshape(q_N_H_D.shape)
+    # one product for all heads, queries being 0 where the keys are another head's: twice as fast
+    own = torch.eye(heads, dtype=q.dtype, device=q.device)
+    spread = torch.einsum("rhgd,hk->rhgkd", q, own).flatten(3)
+    unseen = q.new_zeros(rows, read).masked_fill_(~seen, float("-inf"))
+    alpha = width**-0.5 if scale is None else scale
+    scores = torch.baddbmm(unseen[:, None], spread.flatten(1, 2), k.flatten(2).mT, alpha=alpha)
+    found = torch.bmm(scores.softmax(-1), v.flatten(2)).view(rows, heads, -1, heads, width)
+    return found.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).reshape(q_N_H_D.shape)
 
 
 def prefilled(q_N_H_D: Any, keys: Any, values: Any, step: SlotStep, scale: Any, window: int) -> Any:

@@ -19,6 +19,7 @@ from sharpen.models.attention import (
     check_layers,
     no_mask,
     plain_head,
+    under_way,
     use_our_attention,
 )
 from sharpen.models.lora import fuse_lora
@@ -53,6 +54,7 @@ class Slots:
         self.layers, self.inner = text.num_hidden_layers, (heads, width)
         self.rows = self.places = 0
         self.graphs: dict[Any, Any] = {}
+        self.calls: list[Any] = []  # compiled layers
 
     def version(self) -> int:
         """Another number after every change of the weights in place."""
@@ -143,13 +145,14 @@ class Slots:
         return torch.from_numpy(array).to(self.device)
 
     def forward(self, tokens_N: Any, positions_N: Any, step: SlotStep) -> Any:
-        with compiled(self.decoder.layers) if self.kernel else nullcontext():
+        under_way.step = step
+        with compiled(self.decoder.layers, self.calls) if self.kernel else nullcontext():
             found = self.decoder(
                 input_ids=tokens_N[None],
                 position_ids=positions_N[None],
                 attention_mask=no_mask(self.device),
                 use_cache=False,
-                slots=step,
+                slots=True,
             )
         return found.last_hidden_state[0]
 
@@ -223,14 +226,17 @@ class Slots:
 
 
 @contextmanager
-def compiled(layers: Any) -> Iterator[None]:
+def compiled(layers: Any, calls: list[Any]) -> Iterator[None]:
     """Layers run compiled, here only: of a small model's kernels most are element-wise, and a third
-    of them is left. Training decides for itself."""
+    of them is left. Training decides for itself. `calls` keeps what was compiled."""
+    calls += [torch.compile(layer._call_impl, dynamic=True) for layer in layers[len(calls) :]]
     before = [layer._compiled_call_impl for layer in layers]
-    for layer in layers:
-        layer._compiled_call_impl = torch.compile(layer._call_impl, dynamic=True)
+    for layer, call in zip(layers, calls, strict=True):
+        layer._compiled_call_impl = call
     try:
-        yield
+        # one program for all layers: their number is no constant of it
+        with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True):
+            yield
     finally:
         for layer, own in zip(layers, before, strict=True):
             layer._compiled_call_impl = own
