@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 
+import sharpen.train.practice as practice
 from sharpen.models.load import ModelConfig
 from sharpen.policy.local import LocalPolicy
 from sharpen.records import write_jsonl
@@ -187,30 +188,61 @@ def test_a_pico_plays_both_roles_in_one_loop(pico_folder):
     assert all(turn.ids for t in trajectories for turn in t.turns)
 
 
-def test_grpo_trains_both_roles(pico_folder, tmp_path):
-    """Prompts and proposed tasks in one file, the environment `auto`, one reward; the solver is the
-    policy that is being trained."""
+class Odd:
+    def score(self, task, trajectory):
+        return Score(len(trajectory.turns[-1].message.content) % 2)
 
-    class Odd:
-        def score(self, task, trajectory):
-            return Score(len(trajectory.turns[-1].message.content) % 2)
 
-    class Watched(SelfPlay):
+def both_roles(pico_folder, folder, steps, monkeypatch):
+    """A step has one proposal, then a task of the file or a proposed one; what pico cannot write is
+    put into its mouth once a step."""
+
+    class Helped(SelfPlay):
         def score(self, task, trajectory):
-            kinds[task.kind] += 1
-            if task.kind == PROPOSE and not self.found:
-                super().score(task, said(block("print(6 * 7)")))  # what pico cannot write
+            if task.kind == PROPOSE and len(self.found) < self.asked:
+                super().score(task, said(block(f"print({self.asked} * 7)")))
             return super().score(task, trajectory)
 
-    kinds = Counter()
-    play = Watched(lambda: trainer.practice.policy, Sampling(4, 1.0), samples=2, reward=Odd())
-    known = Task("k", "Say something.", gold={"answer": "42"}, kind="exact")
-    write_jsonl(tmp_path / "tasks.jsonl", [task_to_row(t) for t in (*play.propose(1), known)])
+    monkeypatch.setattr(practice, "SelfPlay", Helped)
     config = GRPOConfig(
-        base_model=str(pico_folder), train_data=str(tmp_path / "tasks.jsonl"), env="auto",
-        device="cpu", full=True, max_steps=1, tasks_per_step=2, group_size=6, max_tokens=8,
+        base_model=str(pico_folder), train_data=str(folder.parent / "tasks.jsonl"), device="cpu",
+        full=True, max_steps=4, tasks_per_step=4, group_size=4, max_tokens=8, self_play=0.25,
+        save_steps=1,
     )  # fmt: skip
-    trainer = GRPOTrainer(config, tmp_path / "run", reward=play)
-    figures = trainer.train()
-    assert kinds == {PROPOSE: 6, "exact": 6} and len(play.found) == 1
-    assert 0 < figures["reward"] < 1
+    trainer = GRPOTrainer(config, folder, Odd())
+    asked, gather = list[str](), trainer.practice.gather
+
+    def watched(state, refills):
+        if steps and len(asked) == steps:
+            raise KeyboardInterrupt
+        groups, row = gather(state, refills)
+        asked.append(" ".join(f"{group.task.kind}:{group.task.id}" for group in groups))
+        return groups, row
+
+    monkeypatch.setattr(trainer.practice, "gather", watched)
+    with pytest.raises(KeyboardInterrupt) if steps else nullcontext():
+        trainer.train()
+    return asked, trainer.practice.play.state()
+
+
+def test_grpo_trains_both_roles_and_goes_on_where_it_stopped(pico_folder, tmp_path, monkeypatch):
+    known = [Task(f"k{n}", "Say something.", gold={"answer": "42"}, kind="exact") for n in range(4)]
+    write_jsonl(tmp_path / "tasks.jsonl", map(task_to_row, known))
+    whole, state = both_roles(pico_folder, tmp_path / "whole", 0, monkeypatch)
+    first, _ = both_roles(pico_folder, tmp_path / "cut", 2, monkeypatch)
+    rest, again = both_roles(pico_folder, tmp_path / "cut", 0, monkeypatch)
+    assert first + rest == whole and again == state
+    assert all(step.count(f"{PROPOSE}:") == 1 for step in whole) and state["asked"] == 4
+    assert "exact:play-" in " ".join(whole)  # the solver's own
+
+
+@pytest.mark.parametrize(("more", "why"), [({"env": "math"}, "auto"), ({"ahead": 1}, "ahead")])
+def test_what_self_play_cannot_be_mixed_with(pico_folder, tmp_path, more, why):
+    write_jsonl(tmp_path / "tasks.jsonl", [task_to_row(Task("k", "Say something."))])
+    with pytest.raises((SharpenError, ValueError), match=why):
+        GRPOTrainer(
+            GRPOConfig(
+                base_model=str(pico_folder), train_data=str(tmp_path / "tasks.jsonl"),
+                self_play=0.5, **more,
+            )
+        )  # fmt: skip

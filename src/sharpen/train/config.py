@@ -166,6 +166,7 @@ class RLConfig(RunConfig):
     gate: float = Field(0.9, ge=0, le=1)  # tool accuracy on `dev_data` to begin with; 0: any
     monitor: bool = False  # look for reward hacking
     curriculum: bool = False  # tasks by measured pass rate, instead of one after the other
+    self_play: float = Field(0.0, ge=0, le=1)  # share of tasks in which the policy proposes tasks
     learning_rate: float = Field(1e-5, gt=0)
     lr_scheduler: Literal["cosine", "linear", "constant"] = "constant"
     warmup_ratio: float = Field(0.0, ge=0, le=1)
@@ -193,6 +194,12 @@ class GRPOConfig(RLConfig):
     overlong_buffer: int | None = Field(None, ge=0)  # tokens; dapo: a fifth of max_tokens
     ahead: int = Field(0, ge=0)  # steps of samples that may wait; 0: sampling and steps take turns
     max_staleness: int = Field(2, ge=0)  # steps; samples of older weights are dropped
+
+    @model_validator(mode="after")
+    def plays_here(self) -> GRPOConfig:
+        if self.self_play and self.ahead:
+            raise ValueError("ahead: in self_play, sampling and steps take turns")
+        return self
 
     @model_validator(mode="after")
     def by_variant(self) -> GRPOConfig:

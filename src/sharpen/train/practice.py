@@ -25,6 +25,7 @@ from sharpen.train.batching import epoch_order
 from sharpen.train.config import RLConfig
 from sharpen.train.curriculum import Curriculum
 from sharpen.train.experience import Group, Judge, Shape, TaskReward, as_figures, flat, means
+from sharpen.train.self_play import SelfPlay
 from sharpen.types import Json, Reward, Sampling, SharpenError, Task, Trajectory
 
 SHOWN = 20  # episodes
@@ -48,12 +49,17 @@ class Practice:
         for name, found in ((config.train_data, self.tasks), (config.dev_data, self.dev)):
             if name and not found:
                 raise SharpenError(f"{name}: no tasks")
+        self.make = find_environment(config.env)
         default = reward or (build_reward(config.reward) if config.reward else None)
         self.reward = default or TaskReward(config.reward_workers)
+        self.play = self.self_play() if config.self_play else None
         self.judge = Judge(
-            self.reward, config.drop_stops, config.max_length, config.reward_workers, shape
+            self.play or self.reward,
+            config.drop_stops,
+            config.max_length,
+            config.reward_workers,
+            shape,
         )
-        self.make = find_environment(config.env)
         self.policy: Any = None
         self.seconds = np.zeros(2)  # of rollouts and of rewards, in this step
         self.detector = RLVRHackingDetector() if config.monitor else None
@@ -78,9 +84,29 @@ class Practice:
     def first_state(self) -> Json:
         state: Json = {"position": 0, "flat_steps": 0, "flat_reward": 0.0, "best": None}
         state |= {"curriculum": self.curriculum.state() if self.curriculum else None}
+        state |= {"self_play": self.play.state() if self.play else None}
         return state | {"monitor": asdict(HackingMonitor()), "samples": []}
 
+    def self_play(self) -> SelfPlay:
+        """The policy proposes tasks and solves them."""
+        config = self.config
+        if config.env not in ("", "auto"):
+            raise SharpenError(f"env {config.env!r}: self_play needs the environment auto")
+        self.make = find_environment("auto")
+        sampling = Sampling(config.max_tokens, config.temperature, config.top_p, config.seed)
+        return SelfPlay(lambda: self.policy, sampling, reward=self.reward, seed=config.seed)
+
     def pick(self, state: Json, count: int) -> list[Task]:
+        """In self-play prompts for proposals, and for half of the others what was proposed before
+        and can be learnt from."""
+        if not self.play:
+            return self.own_tasks(state, count)
+        self.play.load_state(state["self_play"])
+        tasks = self.play.propose(round(count * self.config.self_play))
+        tasks += self.play.learnable()[: -1 - (count - len(tasks)) // 2 : -1]
+        return tasks + self.own_tasks(state, count - len(tasks))
+
+    def own_tasks(self, state: Json, count: int) -> list[Task]:
         """By the curriculum, or the next tasks of an endless order, shuffled anew in every
         epoch."""
         if self.curriculum:
@@ -122,10 +148,13 @@ class Practice:
             found = self.attempt(tasks, seed)
             groups += found
             if self.curriculum:
-                passed = [group for group in found if len(group.rewards)]
+                known = self.curriculum.tasks
+                passed = [g for g in found if len(g.rewards) and g.task.id in known]
                 rates = [float((group.rewards >= PASSED).mean()) for group in passed]
                 self.curriculum.update([group.task.id for group in passed], rates)
                 state["curriculum"] = self.curriculum.state()
+            if self.play:
+                state["self_play"] = self.play.state()
         rewards = [group.rewards for group in groups]
         rewards = rewards if config.group_size > 1 else [np.concatenate(rewards)]
         state["flat_steps"] = state["flat_steps"] + 1 if all(map(flat, rewards)) else 0
