@@ -222,7 +222,9 @@ def both_roles(pico_folder, folder, steps, monkeypatch):
     monkeypatch.setattr(trainer.practice, "gather", watched)
     with pytest.raises(KeyboardInterrupt) if steps else nullcontext():
         trainer.train()
-    return asked, trainer.practice.play.state()
+    play = trainer.practice.play
+    assert play
+    return asked, play.state()
 
 
 def test_grpo_trains_both_roles_and_goes_on_where_it_stopped(pico_folder, tmp_path, monkeypatch):
