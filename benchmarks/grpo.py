@@ -6,7 +6,7 @@ A model of SmolLM2-135M's shape with random weights, every weight trained, 16 pr
 dataset a step, 8 samples each, 256 tokens sampled (nothing ends earlier: the weights are random),
 temperature 1, no KL, AdamW, bf16 on a GPU; the reward is the number of distinct letters. TRL has
 its own settings as shipped but for one batch a step; `trl-best` has a static cache and no gradient
-checkpointing.
+checkpointing. `ours-ahead` samples while the learner steps.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def make_folder(folder: Path, options: Any) -> None:
     tokenizer.save_pretrained(folder / "model")
 
 
-def run_ours(options: Any, folder: Path) -> list[float]:
+def run_ours(options: Any, folder: Path, name: str) -> list[float]:
     from sharpen.records import write_jsonl
     from sharpen.rows import task_to_row
     from sharpen.train import run
@@ -95,6 +95,7 @@ def run_ours(options: Any, folder: Path) -> list[float]:
         save_steps=1_000_000,
         keep_checkpoints=1,
         compile=options.compile,
+        ahead=int(name == "ours-ahead"),
     )
     ended: list[float] = []
     trainer = GRPOTrainer(config, output, Distinct())
@@ -174,8 +175,8 @@ def main() -> None:
     rows = []
     for name in options.race:
         ended = (
-            run_ours(options, folder)
-            if name == "ours"
+            run_ours(options, folder, name)
+            if name.startswith("ours")
             else run_trl(options, folder, "best" in name)
         )
         steps = [later - before for before, later in pairwise(ended[1:])]
