@@ -15,28 +15,26 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tarfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from learning_report import report
 
 from sharpen.config import load_yaml
 from sharpen.data.generate.build import File, Guard, fill_file, portions, workers_of
 from sharpen.data.generate.scene import parts
 from sharpen.data.sources import read_dialogs, read_tasks
 from sharpen.evals.evaluator import evaluate
-from sharpen.evals.intervals import bootstrapped, paired
-from sharpen.records import RunFolder, atomic_folder, read_jsonl, write_json, write_jsonl
+from sharpen.records import RunFolder, atomic_folder, write_jsonl
 from sharpen.rewards.agent import PENALTIES, WEIGHTS, AgentRewardModel
 from sharpen.rollout import find_environment
 from sharpen.rows import dialog_to_row, task_to_row
@@ -45,6 +43,7 @@ from sharpen.train.grpo import GRPOTrainer, finished
 from sharpen.train.run import Interrupted
 from sharpen.types import Json, Sampling, Task
 from sharpen.world.episode import shipped_world
+from sharpen.world.state import seeded
 
 STAGES = ("data", "sft", "grpo", "measure")
 # part of the benchmark → its kind of task that has an end state
@@ -55,7 +54,7 @@ EARNED = dict.fromkeys(WEIGHTS, 0.0) | {"task_completion": 0.8, "tool_accuracy":
 REWARD = {"weights": EARNED, "penalties": dict.fromkeys(PENALTIES, 0.0)}
 RUN: Json = {"full": True, "save_steps": 1_000_000, "keep_checkpoints": 1, "token_budget": 32768}
 SFT = RUN | {"learning_rate": 3e-4, "num_epochs": 4, "eval_steps": 100, "max_length": 2048}
-GRPO = RUN | {"learning_rate": 1e-5, "beta": 0.0, "group_size": 8, "tasks_per_step": 16}
+GRPO = RUN | {"learning_rate": 1e-5, "beta": 0.0, "group_size": 8, "tasks_per_step": 32}
 GRPO |= {"max_steps": 100, "max_tokens": 192, "max_turns": 8, "max_length": 3072, "eval_steps": 10}
 GRPO |= {"env": "toolworld", "gate": 0.0}
 
@@ -71,6 +70,7 @@ def main() -> None:
     add("--parallel", action="store_true", help="all seeds at once")
     add("--budget-minutes", type=float, default=1e9, help="of a seed, then its last step")
     add("--tasks", type=int, nargs=3, default=[4000, 200, 1000], help="train, curve, evaluate")
+    add("--withhold", type=float, default=0.0, help="share of categories: RL's, not SFT's")
     add("--sft", nargs="*", default=[], help="settings as key=value")
     add("--grpo", nargs="*", default=[], help="settings as key=value")
     add("--one", default="", help=argparse.SUPPRESS)  # a process's own share
@@ -80,15 +80,13 @@ def main() -> None:
     names = [f"grpo-{seed}" for seed in options.seeds]
     for stage in (stage for stage in STAGES if stage in options.stage):
         began = time.monotonic()
-        if stage == "data":
-            build_data(options)
-        elif stage == "sft":
-            train_sft(options)
+        if stage in ("data", "sft"):
+            {"data": build_data, "sft": train_sft}[stage](options)
         elif stage == "grpo":
             in_processes(options, stage, {name: f"{name}/final" for name in names})
         else:
             in_processes(options, stage, {n: f"items-{n}.jsonl" for n in ("sft", *names)})
-            report(options, ["sft", *names])
+            report(options.folder, ["sft", *names])
         print(f"{stage}: {time.monotonic() - began:.0f} s", flush=True)
 
 
@@ -98,7 +96,7 @@ def in_processes(options: Any, stage: str, ends: dict[str, str]) -> None:
     while waiting or running:
         if waiting and (options.parallel or not running):
             name = waiting.pop(0)
-            log = options.folder / f"{stage}-{name}.log"
+            log = options.folder / f"{name}-{stage}.log"
             command = [sys.executable, *sys.argv, "--stage", stage, "--one", name]
             with open(log, "ab") as file:
                 running.append((log, subprocess.Popen(command, stdout=file, stderr=file)))
@@ -118,10 +116,15 @@ def build_data(options: Any) -> None:
         with tarfile.open(archive) as packed, atomic_folder(folder) as work:
             return packed.extractall(work, filter="data")
     dialogs = {name: list(read_dialogs(f"agent_sft:{name}")) for name in ("train", "dev")}
+    categories = sorted({dialog.metadata["category"] for dialog in dialogs["train"]})
+    seeded("withheld", SEED).shuffle(categories)
+    kept = {*categories[: round(options.withhold * len(categories))]}
+    dialogs["train"] = [d for d in dialogs["train"] if d.metadata["category"] not in kept]
     guard = Guard()  # nothing is asked of the dev tools as SFT or the training tasks ask it
     for dialog in dialogs["train"]:
         guard.admit(dialog, "train", "sft")
     sets = draw_tasks(options.tasks, guard)
+    sets["train"] = [t for t in sets["train"] if t.metadata["category"] in kept or not kept]
     check_apart(sets, dialogs["train"])
     with atomic_folder(folder) as work:
         for name, tasks in sets.items():
@@ -138,23 +141,23 @@ def draw_tasks(counts: Sequence[int], guard: Guard) -> dict[str, list[Task]]:
     sets: dict[str, list[Task]] = {n: [] for n in ("train", "curve", "evaluate", "decisions")}
     asked = set[str]()
     with workers_of(0, shipped_world()) as run:
-        for part, own in PARTS.items():
+        for split, (part, own) in product(("dev", "train"), PARTS.items()):
             shares = {kind: about.share for kind, about in parts()[part].kinds.items()}
-            others = {kind: share for kind, share in shares.items() if kind != own}
-            quotas = portions(counts[2] // 5, others) if others else {}
-            quotas[own] = (curve + tested) * 11 // 10 + 1  # some ask the same in two parts
-            file = File(f"learning_dev/{part}.jsonl", "dev", quotas, part, extended=True)
+            quotas = portions(train, shares)
+            if split == "dev":
+                others = {kind: share for kind, share in shares.items() if kind != own}
+                quotas = portions(counts[2] // 5, others) if others else {}
+                quotas[own] = (curve + tested) * 11 // 10 + 1  # some ask the same in two parts
+            file = File(f"learning_{split}/{part}.jsonl", split, quotas, part, extended=True)
             rows: Any = fill_file(file, SEED, guard, run, int)
+            if split == "train":
+                sets["train"] += rows
+                continue
             fresh = [t for t in rows if t.metadata["variant"] == own and folded(t) not in asked]
             asked |= {folded(task) for task in fresh}
             sets["curve"] += fresh[:curve]
             sets["evaluate"] += fresh[curve : curve + tested]
             sets["decisions"] += [task for task in rows if task.metadata["variant"] != own]
-        for part in PARTS:
-            shares = {kind: about.share for kind, about in parts()[part].kinds.items()}
-            file = File(f"learning/{part}.jsonl", "train", portions(train, shares), part, True)
-            rows = fill_file(file, SEED, guard, run, int)
-            sets["train"] += rows
     return sets
 
 
@@ -164,9 +167,9 @@ def check_apart(sets: dict[str, list[Task]], dialogs: Sequence[Any]) -> None:
     assert len(ids) == len({*ids}), "a task stands twice"
     assert all("state" in task.gold for task in sets["evaluate"]), "a task without an end state"
     said = {name: {*map(folded, sets[name])} for name in ("train", "curve", "evaluate")}
-    said["sft"] = {folded(m) for d in dialogs for m in d.messages if m.role == "user"}
+    said["train"] |= {folded(m) for d in dialogs for m in d.messages if m.role == "user"}
     for one, other in combinations(said, 2):
-        same = said[one] & said[other] if {one, other} != {"train", "sft"} else set[str]()
+        same = said[one] & said[other]
         assert not same, f"{one} and {other} share {len(same)} requests: {min(same)!r}"
     known = {tool.name for rows in (dialogs, sets["train"]) for row in rows for tool in row.tools}
     for name in ("curve", "evaluate", "decisions"):
@@ -179,13 +182,13 @@ def folded(said: Any) -> str:
     return " ".join(text.casefold().split())
 
 
-def play(policy: Any, data: Path) -> dict[str, Json]:
+def play(policy: Any, data: Path) -> list[Json]:
     """Greedy answers to the tasks of a file and what became of them, with the tasks' kinds."""
     tasks, make = list(read_tasks(str(data))), find_environment(GRPO["env"])
     sampling, turns = Sampling(GRPO["max_tokens"]), GRPO["max_turns"]
     found = evaluate(policy, tasks, AgentRewardModel(REWARD), sampling, data.stem, make, turns)
-    about = {task.id: {"kind": task.kind, "difficulty": task.difficulty} for task in tasks}
-    return {row["id"]: row | about[row["id"]] for row in found.records}
+    about = [{"kind": task.kind, "difficulty": task.difficulty} for task in tasks]
+    return list(map(dict.__or__, found.records, about))
 
 
 def train_sft(options: Any) -> None:
@@ -205,7 +208,7 @@ def train_sft(options: Any) -> None:
 
     def metric(model: Any, renderer: Any) -> float:
         policies[:] = policies or [LocalPolicy(model, renderer)]
-        rows = play(policies[0], data / "curve.jsonl").values()
+        rows = play(policies[0], data / "curve.jsonl")
         return float(np.mean([row["task_completion"] for row in rows]))
 
     print(AgentSFTTrainer(AgentSFTConfig(**given), folder / "sft", metric).train())
@@ -226,7 +229,8 @@ class Timed(GRPOTrainer):
 
 def train_grpo(options: Any, name: str) -> None:
     data, output = options.folder / "data", options.folder / name
-    given = GRPO | {"base_model": str(options.folder / "sft/final"), "seed": int(name[5:])}
+    given = GRPO | {"base_model": str(options.folder / "sft/final")}
+    given |= {"seed": int(name.removeprefix("grpo-"))}
     given |= {"train_data": str(data / "train.jsonl"), "dev_data": str(data / "curve.jsonl")}
     config = GRPOConfig(**(given | load_yaml(None, options.grpo)))
     print("gate: not asked, for the question is what GRPO adds", flush=True)
@@ -247,83 +251,9 @@ def measure(options: Any, name: str) -> None:
     policy = LocalPolicy.load(ModelConfig(base_model=str(options.folder / name / "final")))
     kept, rows = ("id", "kind", "difficulty", "task_completion", "stop", "turns", "tokens"), []
     for part in ("evaluate", "decisions"):
-        found = play(policy, options.folder / "data" / f"{part}.jsonl").values()
+        found = play(policy, options.folder / "data" / f"{part}.jsonl")
         rows += [{"set": part} | {key: row[key] for key in kept} for row in found]
     write_jsonl(options.folder / f"items-{name}.jsonl", rows)
-
-
-def report(options: Any, names: Sequence[str]) -> None:
-    folder, out = options.folder, options.folder / "out"
-    out.mkdir(exist_ok=True)
-    items, metrics = (
-        {n: [row.value for row in read_jsonl(folder / path.format(n))] for n in names}
-        for path in ("items-{}.jsonl", "{}/metrics.jsonl")
-    )
-    done_NK = np.array([[row["task_completion"] for row in items[n]] for n in names])
-    sides = dict(zip(names, done_NK, strict=True)) | {"pooled": done_NK[1:].mean(0)}
-    found: Json = {n: compared(items["sft"], sides["sft"], side) for n, side in sides.items()}
-    found["sft"]["curve"] = max(row["metric"] for row in metrics["sft"] if "metric" in row)
-    for name in names[1:]:
-        found[name]["steps"] = metrics[name][-1]["step"]
-    gains = [found[name]["all"]["gain"] for name in [*names[1:], "pooled"]]
-    found["passed"] = all(gain["difference"] >= 0.05 and gain["low"] > 0 for gain in gains)
-    found["settings"] = {n: load_yaml(folder / n / "config.yaml", []) for n in names}
-    draw(found, metrics, out / "learning.png")
-    write_json(out / "learning.json", found)
-    for name in names:
-        shutil.copy(folder / name / "metrics.jsonl", out / f"metrics-{name}.jsonl")
-    about = [{key: row[key] for key in ("id", "kind", "set")} for row in items["sft"]]
-    done = [dict(zip(names, column, strict=True)) for column in done_NK.T.tolist()]
-    write_jsonl(out / "items.jsonl", map(dict.__or__, about, done))
-    for name in sides:
-        told = {k: f"{v['success']['mean']:.3f}" for k, v in found[name].items() if k in KINDS}
-        print(name, found[name].get("steps", ""), told, found[name]["all"]["gain"])
-    print("passed" if found["passed"] else "not passed", flush=True)
-
-
-KINDS = ("all", *PARTS, "easy", "medium", "hard", "decisions")
-
-
-def compared(items: Sequence[Json], before: np.ndarray, after: np.ndarray) -> Json:
-    """Success and gain over all evaluation tasks, by kind and by difficulty; apart, the tasks in
-    which nothing is to be called."""
-    found: Json = {}
-    for name in KINDS:
-        tested = name != "decisions"
-        at = [
-            number
-            for number, row in enumerate(items)
-            if (row["set"] == "evaluate") == tested
-            and name in ("all", "decisions", row["kind"], row["difficulty"])
-        ]
-        success = asdict(bootstrapped(after[at].tolist()))
-        found[name] = {"success": success, "gain": asdict(paired(before[at], after[at]))}
-    return found
-
-
-def draw(found: Json, metrics: dict[str, list[Json]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
-    start = found["sft"]["curve"]
-    for name in [name for name in metrics if name != "sft"]:
-        done = [(row["step"], row["reward_task_completion"]) for row in metrics[name]]
-        left.plot(*zip(*done, strict=True), linewidth=0.9, label=name)
-        seen = [(r["step"], r["eval_task_completion"]) for r in metrics[name] if "metric" in r]
-        middle.plot(*zip((0, start), *seen, strict=True), ".-", label=name)
-    middle.axhline(start, color="0.5", linestyle="--", label="SFT")
-    bars = {name: found[name]["all"]["success"] for name in [*metrics, "pooled"]}
-    ends = [[abs(b["mean"] - b[end]) for b in bars.values()] for end in ("low", "high")]
-    right.bar([*bars], [b["mean"] for b in bars.values()], yerr=ends, capsize=4)
-    left.set(title="sampled on train tools", xlabel="step", ylabel="tasks done")
-    middle.set(title="curve tasks of dev tools, greedy", xlabel="step", ylabel="tasks done")
-    right.set(title=f"{bars['sft']['count']} tasks of dev tools, greedy", ylabel="tasks done (95%)")
-    left.legend()
-    middle.legend()
-    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":
