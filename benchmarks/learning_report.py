@@ -55,15 +55,12 @@ def compared(items: Sequence[Json], before: np.ndarray, after: np.ndarray) -> Js
     which nothing is to be called."""
     found: Json = {}
     for name in KINDS:
-        tested = name != "decisions"
-        at = [
-            number
-            for number, row in enumerate(items)
-            if (row["set"] == "evaluate") == tested
-            and name in ("all", "decisions", row["kind"], row["difficulty"])
-        ]
-        success = asdict(bootstrapped(after[at].tolist()))
-        found[name] = {"success": success, "gain": asdict(paired(before[at], after[at]))}
+        which = "decisions" if name == "decisions" else "evaluate"
+        rows = [n for n, row in enumerate(items) if row["set"] == which]
+        at = [n for n in rows if name in ("all", which, items[n]["kind"], items[n]["difficulty"])]
+        if at:
+            success = asdict(bootstrapped(after[at].tolist()))
+            found[name] = {"success": success, "gain": asdict(paired(before[at], after[at]))}
     return found
 
 
