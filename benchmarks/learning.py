@@ -80,10 +80,10 @@ def main() -> None:
     names = [f"grpo-{seed}" for seed in options.seeds]
     for stage in (stage for stage in STAGES if stage in options.stage):
         began = time.monotonic()
-        if stage in ("data", "sft"):
-            {"data": build_data, "sft": train_sft}[stage](options)
-        elif stage == "grpo":
+        if stage == "grpo":
             in_processes(options, stage, {name: f"{name}/final" for name in names})
+        elif stage != "measure":
+            {"data": build_data, "sft": train_sft}[stage](options)
         else:
             in_processes(options, stage, {n: f"items-{n}.jsonl" for n in ("sft", *names)})
             report(options.folder, ["sft", *names])
@@ -116,15 +116,15 @@ def build_data(options: Any) -> None:
         with tarfile.open(archive) as packed, atomic_folder(folder) as work:
             return packed.extractall(work, filter="data")
     dialogs = {name: list(read_dialogs(f"agent_sft:{name}")) for name in ("train", "dev")}
-    categories = sorted({dialog.metadata["category"] for dialog in dialogs["train"]})
-    seeded("withheld", SEED).shuffle(categories)
-    kept = {*categories[: round(options.withhold * len(categories))]}
-    dialogs["train"] = [d for d in dialogs["train"] if d.metadata["category"] not in kept]
     guard = Guard()  # nothing is asked of the dev tools as SFT or the training tasks ask it
     for dialog in dialogs["train"]:
         guard.admit(dialog, "train", "sft")
     sets = draw_tasks(options.tasks, guard)
-    sets["train"] = [t for t in sets["train"] if t.metadata["category"] in kept or not kept]
+    categories = sorted({dialog.metadata["category"] for dialog in dialogs["train"]})
+    seeded("withheld", SEED).shuffle(categories)
+    if kept := categories[: round(options.withhold * len(categories))]:
+        dialogs["train"] = [d for d in dialogs["train"] if d.metadata["category"] not in kept]
+        sets["train"] = [task for task in sets["train"] if task.metadata["category"] in kept]
     check_apart(sets, dialogs["train"])
     with atomic_folder(folder) as work:
         for name, tasks in sets.items():
@@ -149,7 +149,7 @@ def draw_tasks(counts: Sequence[int], guard: Guard) -> dict[str, list[Task]]:
                 quotas = portions(counts[2] // 5, others) if others else {}
                 quotas[own] = (curve + tested) * 11 // 10 + 1  # some ask the same in two parts
             file = File(f"learning_{split}/{part}.jsonl", split, quotas, part, extended=True)
-            rows: Any = fill_file(file, SEED, guard, run, int)
+            rows: Any = fill_file(file, SEED, guard, run, lambda _: None)
             if split == "train":
                 sets["train"] += rows
                 continue
@@ -229,8 +229,7 @@ class Timed(GRPOTrainer):
 
 def train_grpo(options: Any, name: str) -> None:
     data, output = options.folder / "data", options.folder / name
-    given = GRPO | {"base_model": str(options.folder / "sft/final")}
-    given |= {"seed": int(name.removeprefix("grpo-"))}
+    given = GRPO | {"base_model": str(options.folder / "sft/final"), "seed": int(name[5:])}
     given |= {"train_data": str(data / "train.jsonl"), "dev_data": str(data / "curve.jsonl")}
     config = GRPOConfig(**(given | load_yaml(None, options.grpo)))
     print("gate: not asked, for the question is what GRPO adds", flush=True)

@@ -60,7 +60,10 @@ def compared(items: Sequence[Json], before: np.ndarray, after: np.ndarray) -> Js
         at = [n for n in rows if name in ("all", which, items[n]["kind"], items[n]["difficulty"])]
         if at:
             success = asdict(bootstrapped(after[at].tolist()))
-            found[name] = {"success": success, "gain": asdict(paired(before[at], after[at]))}
+            found[name] = {
+                "success": success,
+                "gain": asdict(paired(before[at].tolist(), after[at].tolist())),
+            }
     return found
 
 

@@ -1,6 +1,7 @@
 """The benchmark of what GRPO adds: its stages in order on a pico model, and tasks that can be
 done."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -35,8 +36,7 @@ def test_stages_end_in_time_and_are_not_done_twice(pico_folder, agent_data, tmp_
     assert not found["passed"] and (folder / "out/learning.png").stat().st_size > 10_000
 
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from learning import play
-
+    play = importlib.import_module("learning").play
     for name in ("evaluate", "decisions"):
         tasks = list(read_tasks(str(folder / f"data/{name}.jsonl")))
         rows = play(Gold(tasks, lambda _, message: message), folder / f"data/{name}.jsonl")
