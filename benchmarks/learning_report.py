@@ -37,8 +37,8 @@ def report(folder: Path, names: Sequence[str]) -> None:
     gains = [found[name]["all"]["gain"] for name in [*names[1:], "pooled"]]
     found["passed"] = all(gain["difference"] >= LEAST and gain["low"] > 0 for gain in gains)
     found["settings"] = {n: read_yaml(folder / n / "config.yaml") for n in names}
-    draw(found, metrics, out / "learning.png")
     write_json(out / "learning.json", found)
+    draw(found, metrics, out / "learning.png")
     for name in names:
         shutil.copy(folder / name / "metrics.jsonl", out / f"metrics-{name}.jsonl")
     about = [{key: row[key] for key in ("id", "kind", "set")} for row in items["sft"]]
