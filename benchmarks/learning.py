@@ -1,0 +1,259 @@
+"""What GRPO adds to SFT: SmolLM2-135M on tasks of tools that it never saw, three seeds, one GPU.
+
+    python benchmarks/learning.py FOLDER --stage data                    # half a minute of CPU
+    python benchmarks/learning.py FOLDER --parallel --budget-minutes 4   # all that is not there yet
+
+`data`: `agent_sft`, training tasks built like `extended` from the train split's tools, and from the
+dev split's tools tasks for the curves, tasks to evaluate on, each with a recorded end state, and
+`decisions`, tasks in which nothing is to be called. `sft`: every weight; the checkpoint that does
+most curve tasks is kept. `grpo`: from it, a process a seed; the best on the curve tasks is kept.
+`measure`: greedy answers; a task is done when its calls leave and find out what gold's do. `out/`
+gets learning.json, learning.png and what they are made of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Sequence
+from itertools import combinations, product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from learning_report import report
+
+from sharpen.config import load_yaml
+from sharpen.data.generate.build import File, Guard, fill_file, portions, workers_of
+from sharpen.data.generate.scene import parts
+from sharpen.data.sources import read_dialogs, read_tasks
+from sharpen.evals.evaluator import evaluate
+from sharpen.records import RunFolder, atomic_folder, write_jsonl
+from sharpen.rewards.agent import PENALTIES, WEIGHTS, AgentRewardModel
+from sharpen.rollout import find_environment
+from sharpen.rows import dialog_to_row, task_to_row
+from sharpen.train.config import AgentSFTConfig, GRPOConfig
+from sharpen.train.grpo import GRPOTrainer, finished
+from sharpen.train.run import Interrupted
+from sharpen.types import Json, Sampling, Task
+from sharpen.world.episode import shipped_world
+from sharpen.world.state import seeded
+
+STAGES = ("data", "sft", "grpo", "measure")
+# part of the benchmark → its kind of task that has an end state
+PARTS = {"selection": "select", "planning": "plan", "timing": "call", "end_to_end": "accomplish"}
+SEED = 1  # the built sets have 0
+# the end state, and a little for coming near to gold's calls
+EARNED = dict.fromkeys(WEIGHTS, 0.0) | {"task_completion": 0.8, "tool_accuracy": 0.2}
+REWARD = {"weights": EARNED, "penalties": dict.fromkeys(PENALTIES, 0.0)}
+RUN: Json = {"full": True, "save_steps": 1_000_000, "keep_checkpoints": 1, "token_budget": 32768}
+SFT = RUN | {"learning_rate": 3e-4, "num_epochs": 4, "eval_steps": 100, "max_length": 2048}
+GRPO = RUN | {"learning_rate": 1e-5, "beta": 0.0, "group_size": 8, "tasks_per_step": 32}
+GRPO |= {"max_steps": 100, "max_tokens": 192, "max_turns": 8, "max_length": 3072, "eval_steps": 10}
+GRPO |= {"env": "toolworld", "gate": 0.0}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("folder", type=Path)
+    add("--stage", nargs="+", choices=STAGES, default=STAGES)
+    add("--seeds", nargs="+", default=["0", "1", "2"])
+    add("--model", default="smollm2-135m")
+    add("--gguf", type=Path, help="make the model from this file instead")
+    add("--parallel", action="store_true", help="all seeds at once")
+    add("--budget-minutes", type=float, default=1e9, help="of a seed, then its last step")
+    add("--tasks", type=int, nargs=3, default=[4000, 200, 1000], help="train, curve, evaluate")
+    add("--withhold", type=float, default=0.0, help="share of categories: RL's, not SFT's")
+    add("--sft", nargs="*", default=[], help="settings as key=value")
+    add("--grpo", nargs="*", default=[], help="settings as key=value")
+    add("--one", default="", help=argparse.SUPPRESS)  # a process's own share
+    options = parser.parse_args()
+    if options.one:
+        return {"grpo": train_grpo, "measure": measure}[options.stage[0]](options, options.one)
+    names = [f"grpo-{seed}" for seed in options.seeds]
+    for stage in (stage for stage in STAGES if stage in options.stage):
+        began = time.monotonic()
+        if stage == "grpo":
+            in_processes(options, stage, {name: f"{name}/final" for name in names})
+        elif stage != "measure":
+            {"data": build_data, "sft": train_sft}[stage](options)
+        else:
+            in_processes(options, stage, {n: f"items-{n}.jsonl" for n in ("sft", *names)})
+            report(options.folder, ["sft", *names])
+        print(f"{stage}: {time.monotonic() - began:.0f} s", flush=True)
+
+
+def in_processes(options: Any, stage: str, ends: dict[str, str]) -> None:
+    """A process for each that has not left its file yet, with its log in FOLDER."""
+    waiting, running = [n for n in ends if not (options.folder / ends[n]).exists()], []
+    while waiting or running:
+        if waiting and (options.parallel or not running):
+            name = waiting.pop(0)
+            log = options.folder / f"{name}-{stage}.log"
+            command = [sys.executable, *sys.argv, "--stage", stage, "--one", name]
+            with open(log, "ab") as file:
+                running.append((log, subprocess.Popen(command, stdout=file, stderr=file)))
+            continue
+        log, process = running.pop(0)
+        if process.wait():
+            for _, other in running:
+                other.terminate()
+            sys.exit(f"{log}: {log.read_text(errors='replace')[-2000:]}")
+
+
+def build_data(options: Any) -> None:
+    folder, archive = options.folder / "data", options.folder / "data.tar.xz"
+    if folder.is_dir():
+        return
+    if archive.is_file():
+        with tarfile.open(archive) as packed, atomic_folder(folder) as work:
+            return packed.extractall(work, filter="data")
+    dialogs = {name: list(read_dialogs(f"agent_sft:{name}")) for name in ("train", "dev")}
+    guard = Guard()  # nothing is asked of the dev tools as SFT or the training tasks ask it
+    for dialog in dialogs["train"]:
+        guard.admit(dialog, "train", "sft")
+    sets = draw_tasks(options.tasks, guard)
+    categories = sorted({dialog.metadata["category"] for dialog in dialogs["train"]})
+    seeded("withheld", SEED).shuffle(categories)
+    if kept := categories[: round(options.withhold * len(categories))]:
+        dialogs["train"] = [d for d in dialogs["train"] if d.metadata["category"] not in kept]
+        sets["train"] = [task for task in sets["train"] if task.metadata["category"] in kept]
+    check_apart(sets, dialogs["train"])
+    with atomic_folder(folder) as work:
+        for name, tasks in sets.items():
+            write_jsonl(work / f"{name}.jsonl", map(task_to_row, tasks))
+        for name, rows in dialogs.items():
+            write_jsonl(work / f"sft_{name}.jsonl", map(dialog_to_row, rows))
+    with tarfile.open(archive, "w:xz") as packed:
+        packed.add(folder, "")
+    print({name: len(tasks) for name, tasks in sets.items()}, f"{archive.stat().st_size >> 10} KiB")
+
+
+def draw_tasks(counts: Sequence[int], guard: Guard) -> dict[str, list[Task]]:
+    train, curve, tested = (count // len(PARTS) for count in counts)
+    sets: dict[str, list[Task]] = {n: [] for n in ("train", "curve", "evaluate", "decisions")}
+    asked = set[str]()
+    with workers_of(0, shipped_world()) as run:
+        for split, (part, own) in product(("dev", "train"), PARTS.items()):
+            shares = {kind: about.share for kind, about in parts()[part].kinds.items()}
+            quotas = portions(train, shares)
+            if split == "dev":
+                others = {kind: share for kind, share in shares.items() if kind != own}
+                quotas = portions(counts[2] // 5, others) if others else {}
+                quotas[own] = (curve + tested) * 11 // 10 + 1  # some ask the same in two parts
+            file = File(f"learning_{split}/{part}.jsonl", split, quotas, part, extended=True)
+            rows: Any = fill_file(file, SEED, guard, run, lambda _: None)
+            if split == "train":
+                sets["train"] += rows
+                continue
+            fresh = [t for t in rows if t.metadata["variant"] == own and folded(t) not in asked]
+            asked |= {folded(task) for task in fresh}
+            sets["curve"] += fresh[:curve]
+            sets["evaluate"] += fresh[curve : curve + tested]
+            sets["decisions"] += [task for task in rows if task.metadata["variant"] != own]
+    return sets
+
+
+def check_apart(sets: dict[str, list[Task]], dialogs: Sequence[Any]) -> None:
+    """No task stands twice, no request in two sets, and no tool is both trained and tested."""
+    ids = [task.id for tasks in sets.values() for task in tasks]
+    assert len(ids) == len({*ids}), "a task stands twice"
+    assert all("state" in task.gold for task in sets["evaluate"]), "a task without an end state"
+    said = {name: {*map(folded, sets[name])} for name in ("train", "curve", "evaluate")}
+    said["train"] |= {folded(m) for d in dialogs for m in d.messages if m.role == "user"}
+    for one, other in combinations(said, 2):
+        same = said[one] & said[other]
+        assert not same, f"{one} and {other} share {len(same)} requests: {min(same)!r}"
+    known = {tool.name for rows in (dialogs, sets["train"]) for row in rows for tool in row.tools}
+    for name in ("curve", "evaluate", "decisions"):
+        shared = known & {tool.name for task in sets[name] for tool in task.tools}
+        assert not shared, f"{name} has tools that are trained on: {min(shared)}"
+
+
+def folded(said: Any) -> str:
+    text = said.instruction if isinstance(said, Task) else said.content
+    return " ".join(text.casefold().split())
+
+
+def play(policy: Any, data: Path) -> list[Json]:
+    """Greedy answers to the tasks of a file and what became of them, with the tasks' kinds."""
+    tasks, make = list(read_tasks(str(data))), find_environment(GRPO["env"])
+    sampling, turns = Sampling(GRPO["max_tokens"]), GRPO["max_turns"]
+    found = evaluate(policy, tasks, AgentRewardModel(REWARD), sampling, data.stem, make, turns)
+    about = [{"kind": task.kind, "difficulty": task.difficulty} for task in tasks]
+    return list(map(dict.__or__, found.records, about))
+
+
+def train_sft(options: Any) -> None:
+    from sharpen.models.smollm2 import build_smollm2
+    from sharpen.policy.local import LocalPolicy
+    from sharpen.train.sft import AgentSFTTrainer
+
+    folder, data, policies = options.folder, options.folder / "data", list[Any]()
+    if (folder / "sft/final").is_dir():
+        return
+    if options.gguf and not (folder / "model").is_dir():
+        with atomic_folder(folder / "model") as work:
+            build_smollm2(work, options.gguf)
+    base = str(folder / "model") if options.gguf else options.model
+    given = SFT | {"base_model": base, "train_data": str(data / "sft_train.jsonl")}
+    given |= {"dev_data": str(data / "sft_dev.jsonl")} | load_yaml(None, options.sft)
+
+    def metric(model: Any, renderer: Any) -> float:
+        policies[:] = policies or [LocalPolicy(model, renderer)]
+        rows = play(policies[0], data / "curve.jsonl")
+        return float(np.mean([row["task_completion"] for row in rows]))
+
+    print(AgentSFTTrainer(AgentSFTConfig(**given), folder / "sft", metric).train())
+
+
+class Timed(GRPOTrainer):
+    """Ends behind the first step that is over its time, measured and saved."""
+
+    until = 0.0
+
+    def learn(self, groups: Any) -> Json:
+        row = super().learn(groups)
+        if time.monotonic() > self.until:
+            self.practice.total = self.learner.steps_done // self.config.updates
+            os.kill(os.getpid(), signal.SIGTERM)
+        return row
+
+
+def train_grpo(options: Any, name: str) -> None:
+    data, output = options.folder / "data", options.folder / name
+    given = GRPO | {"base_model": str(options.folder / "sft/final"), "seed": int(name[5:])}
+    given |= {"train_data": str(data / "train.jsonl"), "dev_data": str(data / "curve.jsonl")}
+    config = GRPOConfig(**(given | load_yaml(None, options.grpo)))
+    print("gate: not asked, for the question is what GRPO adds", flush=True)
+    trainer = Timed(config, output, AgentRewardModel(REWARD))
+    trainer.until = time.monotonic() + 60 * options.budget_minutes
+    try:
+        trainer.train()
+    except Interrupted:
+        if time.monotonic() < trainer.until:
+            raise
+        finished(trainer, SimpleNamespace(folder=RunFolder(output, config)))  # type: ignore[arg-type]
+
+
+def measure(options: Any, name: str) -> None:
+    from sharpen.models.load import ModelConfig
+    from sharpen.policy.local import LocalPolicy
+
+    policy = LocalPolicy.load(ModelConfig(base_model=str(options.folder / name / "final")))
+    kept, rows = ("id", "kind", "difficulty", "task_completion", "stop", "turns", "tokens"), []
+    for part in ("evaluate", "decisions"):
+        found = play(policy, options.folder / "data" / f"{part}.jsonl")
+        rows += [{"set": part} | {key: row[key] for key in kept} for row in found]
+    write_jsonl(options.folder / f"items-{name}.jsonl", rows)
+
+
+if __name__ == "__main__":
+    main()
