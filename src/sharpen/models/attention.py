@@ -11,6 +11,7 @@ plain torch.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
+from sharpen.models.shared_prompt import shared_attention
 from sharpen.types import SharpenError
 
 HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters  # since torch 2.12
@@ -76,16 +78,32 @@ def no_mask(device: Any) -> torch.Tensor:
     return torch.empty(1, 1, 1, 1, device=device)
 
 
-def packed_arguments(lengths: list[int], width: int, device: str) -> dict[str, Any]:
+def packed_arguments(
+    lengths: list[int],
+    width: int,
+    device: str,
+    prompts: Sequence[int] = (),
+    trees: Sequence[int] = (),
+) -> dict[str, Any]:
     """What the decoder needs to know of rows of these lengths; tokens behind them, up to `width`,
-    are a row of their own."""
-    rows = [*lengths, width - sum(lengths)] if width > sum(lengths) else lengths
-    ends = torch.tensor([0, *rows]).cumsum(0)
-    positions_T = torch.arange(width) - torch.repeat_interleave(ends[:-1], torch.tensor(rows))
+    are a row of their own. Before them lie the `prompts`, each of which that many of the first rows
+    go on from as `trees` says."""
+    rows = [*prompts, *lengths]
+    rows += [width - sum(rows)] if width > sum(rows) else []
+    ends, first = torch.tensor([0, *rows]).cumsum(0), len(prompts)
+    begins = ends[:-1].clone()  # where the token of position 0 would lie
+    begins[first : first + sum(trees)] -= torch.tensor(prompts).repeat_interleave(torch.tensor(trees))
+    positions_T = torch.arange(width) - torch.repeat_interleave(begins, torch.tensor(rows))
+    extra: dict[str, Any] = {}
+    longest_row = max(rows)
+    if prompts:
+        rest_ends = ends[first + torch.tensor([0, *trees]).cumsum(0)] - sum(prompts)
+        longest_row = max(longest_row, int(rest_ends.diff().max()))
+        extra["shared"] = (rest_ends.int().to(device), sum(prompts), int(rest_ends[-1]))
     longest = LONGEST
-    while longest < max(rows):
+    while longest < longest_row:
         longest *= 2
-    return {
+    return extra | {
         "position_ids": positions_T[None].to(device),
         "row_ends": ends.int().to(device),
         "longest_row": longest,
@@ -98,7 +116,7 @@ def attention(
 ) -> tuple[Any, None]:
     """transformers' attention interface: heads first, batch of one when packed or in slots."""
     ends, slots = kwargs.pop("row_ends", None), kwargs.pop("slots", None)
-    longest = kwargs.pop("longest_row", 0)
+    longest, shared = kwargs.pop("longest_row", 0), kwargs.pop("shared", None)
     if ends is None and slots is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -110,6 +128,10 @@ def attention(
         return found[None], None
     if window is not None:
         raise SharpenError("packing with a sliding window is not supported; set packing=off")
+    if shared is not None:
+        rest_ends, *sizes = shared
+        scale = kwargs.get("scaling") or q.shape[-1] ** -0.5
+        return shared_attention(q, k, v, ends, rest_ends, [*sizes, longest], scale)[0][None], None
     more: dict[str, Any] = {"scale": kwargs.get("scaling"), "window_size": (-1, 0)}  # causal
     if q.shape[1] > k.shape[1] and HAS_GQA:  # before the flag existed, fewer heads were just taken
         more["enable_gqa"] = True

@@ -105,13 +105,43 @@ def even_bins(lengths: Sequence[int], order: Sequence[int], budget: int) -> list
         count += 1
 
 
+def shared_trees(datums: Sequence[Datum], token_budget: int) -> list[list[int]]:
+    """Rows by number: those together that have one prompt, where computing it once saves an eighth
+    of their tokens and all fit into the budget; else each alone."""
+    trees: list[list[int]] = []
+    growing: dict[bytes, list[int]] = {}
+    for number, datum in enumerate(datums):
+        prompt = datum.ids[: prompt_length(datum)].tobytes()
+        tree = growing.get(prompt, [])
+        if not tree or tree_length([datums[i] for i in (*tree, number)]) > token_budget:
+            growing[prompt] = tree = []
+            trees.append(tree)
+        tree.append(number)
+    found: list[list[int]] = []
+    for tree in trees:
+        rows = [datums[i] for i in tree]
+        saved = sum(len(row.ids) for row in rows) - tree_length(rows)
+        found += [tree] if 7 * saved >= tree_length(rows) else [[number] for number in tree]
+    return found
+
+
+def prompt_length(datum: Datum) -> int:
+    """How many tokens lie before the first trained one."""
+    return int(datum.mask[1:].argmax()) + 1 if trained_tokens(datum) else 0
+
+
+def tree_length(rows: Sequence[Datum]) -> int:
+    return sum(len(row.ids) for row in rows) - (len(rows) - 1) * prompt_length(rows[0])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """Rows of tokens: right-padded without a mask (under a causal mask padding behind a row cannot
     reach it), or laid end to end in one line, with `extra` for the attention."""
 
     tokens_B_T: Any
-    at_N: Any  # flat positions whose next token is trained
+    at_N: Any  # flat positions that foretell a trained token; the end of a shared prompt, several
+    own_N: Any  # flat positions of the trained tokens themselves
     targets_N: Any
     row_N: Any  # which row of the batch each trained token belongs to
     weight_N: Any
@@ -119,38 +149,50 @@ class Batch:
     columns: dict[str, Any]  # the datums' own, one value a trained token
 
 
-def collate(datums: Sequence[Datum], device: str, packed: bool = False) -> Batch:
+def collate(
+    datums: Sequence[Datum], device: str, packed: bool = False, trees: Sequence[int] = ()
+) -> Batch:
+    """`trees` says how many rows each of the first prompts has, which lies once before them all."""
     import torch
 
-    lengths = [len(d.ids) for d in datums]
-    if packed:
-        width = -(-sum(lengths) // ROUND) * ROUND
-        starts = np.cumsum([0, *lengths[:-1]])
+    heads = np.cumsum([0, *trees])[:-1]  # the first row of each tree
+    prompts = [prompt_length(datums[head]) for head in heads]
+    prompt_R = np.zeros(len(datums), np.int64)
+    prompt_R[: sum(trees)] = np.repeat(prompts, trees)
+    rest_R = np.array([len(d.ids) for d in datums]) - prompt_R
+    begin_R = np.zeros_like(prompt_R)
+    if packed or prompts:
+        width = sum(prompts) + int(rest_R.sum())
+        width = -(-width // ROUND) * ROUND if packed else width
+        begin_R[: sum(trees)] = np.repeat(np.cumsum([0, *prompts])[:-1], trees)
+        start_R = sum(prompts) + np.cumsum(rest_R) - rest_R
         tokens = np.zeros((1, width), np.int64)
     else:
-        width = max(lengths)
-        starts = np.arange(len(datums)) * width
+        width = int(rest_R.max())
+        start_R = np.arange(len(datums)) * width
         tokens = np.zeros((len(datums), width), np.int64)
-    flat = tokens.reshape(-1)
-    for start, datum in zip(starts, datums, strict=True):
-        flat[start : start + len(datum.ids)] = datum.ids
+    parts = zip(begin_R, prompt_R, start_R, rest_R, strict=True)
+    places = [np.r_[b : b + prompt, s : s + rest] for b, prompt, s, rest in parts]
+    for place, datum in zip(places, datums, strict=True):
+        tokens.reshape(-1)[place] = datum.ids
     # the first token of a row has nothing before it that could predict it
     rows = [np.flatnonzero(d.mask[1:]) for d in datums]
-    at_N = np.concatenate([start + found for start, found in zip(starts, rows, strict=True)])
+    at_N = np.concatenate([place[found] for place, found in zip(places, rows, strict=True)])
+    own_N = np.concatenate([place[found + 1] for place, found in zip(places, rows, strict=True)])
     row_N = np.repeat(np.arange(len(datums)), [len(found) for found in rows])
     weights = [np.broadcast_to(d.weight, len(f)) for d, f in zip(datums, rows, strict=True)]
     weight_N = np.concatenate(weights).astype(np.float32)
-    arrays = (tokens, at_N, flat[at_N + 1], row_N, weight_N)
+    arrays = (tokens, at_N, own_N, tokens.reshape(-1)[own_N], row_N, weight_N)
     moved: list[Any] = [torch.from_numpy(a).to(device, non_blocking=True) for a in arrays]
     columns: dict[str, Any] = {}
     for name in datums[0].columns:
         found = np.concatenate([d.columns[name] for d in datums]).astype(np.float32)
         columns[name] = torch.from_numpy(found).to(device, non_blocking=True)
     extra: dict[str, Any] = {}
-    if packed:
+    if packed or prompts:
         from sharpen.models.attention import packed_arguments
 
-        extra = packed_arguments(lengths, width, device)
+        extra = packed_arguments(rest_R.tolist(), width, device, prompts, trees)
     return Batch(*moved, extra=extra, columns=columns)
 
 
