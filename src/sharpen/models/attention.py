@@ -92,7 +92,9 @@ def packed_arguments(
     rows += [width - sum(rows)] if width > sum(rows) else []
     ends, first = torch.tensor([0, *rows]).cumsum(0), len(prompts)
     begins = ends[:-1].clone()  # where the token of position 0 would lie
-    begins[first : first + sum(trees)] -= torch.tensor(prompts).repeat_interleave(torch.tensor(trees))
+    begins[first : first + sum(trees)] -= torch.tensor(prompts).repeat_interleave(
+        torch.tensor(trees)
+    )
     positions_T = torch.arange(width) - torch.repeat_interleave(begins, torch.tensor(rows))
     extra: dict[str, Any] = {}
     longest_row = max(rows)

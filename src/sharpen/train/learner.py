@@ -251,7 +251,9 @@ class Decoder(torch.nn.Module):
         trees = shared_trees(datums, token_budget) if self.shares else alone
         lengths = [tree_length([datums[i] for i in tree]) for tree in trees]
         mine = group.mine(micro_batches(lengths, token_budget, self.packed, group.world))
-        found = [sorted((trees[i] for i in chosen), key=lambda tree: len(tree) < 2) for chosen in mine]
+        found = [
+            sorted((trees[i] for i in chosen), key=lambda tree: len(tree) < 2) for chosen in mine
+        ]
         return [(sum(taken, []), [len(tree) for tree in taken if len(tree) > 1]) for taken in found]
 
     @torch.no_grad()
