@@ -40,7 +40,7 @@ ROWS = [ROWS[i] for i in np.random.default_rng(0).permutation(len(ROWS))]
 def test_two_kernel_calls_equal_dense_attention():
     """Two prompts of 5 and 3 tokens with rests, a row alone, and padding; two heads a key."""
     prompts, trees, rests, width = [5, 3], [3, 2], [4, 1, 4, 2, 6, 7], 35
-    extra = packed_arguments(rests, width, "cpu", prompts, trees)
+    extra = packed_arguments([*prompts, *rests], np.zeros(width), "cpu", trees)
     torch.manual_seed(0)
     q, k, v = (torch.randn(width, h, 8, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2))
     stretch = torch.arange(9).repeat_interleave(torch.tensor([*prompts, *rests, 3]))
@@ -50,16 +50,13 @@ def test_two_kernel_calls_equal_dense_attention():
     wanted = F.scaled_dot_product_attention(
         *(t.transpose(0, 1) for t in (q, k, v)), seen, scale=0.3, enable_gqa=True
     ).transpose(0, 1)
-    rest_ends, *sizes = extra["shared"]
-    found, _ = shared_attention(q, k, v, extra["row_ends"], rest_ends, [*sizes, 99], 0.3)
+    found, _ = shared_attention(q, k, v, extra["row_ends"], *extra["shared"], 0.3)
     torch.testing.assert_close(found, wanted)
     slope = torch.randn_like(wanted)
     for a, b in zip(
         *(torch.autograd.grad(x, (q, k, v), slope) for x in (found, wanted)), strict=True
     ):
         torch.testing.assert_close(a, b)
-    positions = extra["position_ids"][0].tolist()
-    assert positions[:13] == [0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 7, 8, 5] and positions[25:27] == [0, 1]
 
 
 @settings(max_examples=60)
@@ -80,7 +77,7 @@ def test_trees(families, budget, chance):
     for tree in ([rows[i] for i in tree] for tree in trees if len(tree) > 1):
         begin, alone = tree[0].ids[: prompt_length(tree[0])], sum(len(row.ids) for row in tree)
         assert all(np.array_equal(row.ids[: prompt_length(row)], begin) for row in tree)
-        assert tree_length(tree) <= min(budget, 7 * alone / 8)
+        assert tree_length(tree, range(len(tree))) <= min(budget, 7 * alone / 8)
 
 
 def learner(pico_folder, kind: str = "model", full: bool = True, **settings) -> Learner:
@@ -110,8 +107,7 @@ def weighted_loss(values_N, batch, _):
 def test_shared_rows_have_the_same_values_and_gradients(pico_folder, kind, full, settings):
     one = learner(pico_folder, kind, full, **settings)
     assert one.core.shares
-    sizes = [trees for _, trees in one.core.batches(ROWS, one.token_budget, one.processes)]
-    assert sum(sum(trees) for trees in sizes) >= 8
+    assert one.core.batch(ROWS).tokens_B_T.numel() < 0.65 * sum(len(row.ids) for row in ROWS)
     found = []
     for one.core.shares in (True, False):
         values = np.concatenate(one.logprobs(ROWS))
@@ -127,7 +123,7 @@ def test_rows_that_share_nothing_are_laid_out_as_ever(pico_folder):
     one = learner(pico_folder)
     rows = [replace(row, ids=row.ids + n) for n, row in enumerate(ROWS)]
     assert shared_trees(rows, 10_000) == [[n] for n in range(len(rows))]
-    assert all(not trees for _, trees in one.core.batches(rows, 100, one.processes))
+    assert not one.core.batch(rows).extra and one.core.batch(rows).tokens_B_T.shape == (11, 50)
     assert one.step(ROWS, weighted_loss).tokens == sum(len(row.ids) for row in ROWS)
 
 

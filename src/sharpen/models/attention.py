@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
@@ -79,38 +80,23 @@ def no_mask(device: Any) -> torch.Tensor:
 
 
 def packed_arguments(
-    lengths: list[int],
-    width: int,
-    device: str,
-    prompts: Sequence[int] = (),
-    trees: Sequence[int] = (),
+    lengths: Sequence[int], positions_T: Any, device: str, trees: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """What the decoder needs to know of rows of these lengths; tokens behind them, up to `width`,
-    are a row of their own. Before them lie the `prompts`, each of which that many of the first rows
-    go on from as `trees` says."""
-    rows = [*prompts, *lengths]
-    rows += [width - sum(rows)] if width > sum(rows) else []
-    ends, first = torch.tensor([0, *rows]).cumsum(0), len(prompts)
-    begins = ends[:-1].clone()  # where the token of position 0 would lie
-    begins[first : first + sum(trees)] -= torch.tensor(prompts).repeat_interleave(
-        torch.tensor(trees)
-    )
-    positions_T = torch.arange(width) - torch.repeat_interleave(begins, torch.tensor(rows))
-    extra: dict[str, Any] = {}
-    longest_row = max(rows)
-    if prompts:
-        rest_ends = ends[first + torch.tensor([0, *trees]).cumsum(0)] - sum(prompts)
-        longest_row = max(longest_row, int(rest_ends.diff().max()))
-        extra["shared"] = (rest_ends.int().to(device), sum(prompts), int(rest_ends[-1]))
+    """What the decoder needs to know of rows of these lengths and of the positions of their tokens.
+    Before other rows lie prompts, then those that go on from them, as many from each as `trees`
+    says. Tokens behind all rows are a row of their own."""
+    behind = len(positions_T) - sum(lengths)
+    ends = np.cumsum([0, *lengths, behind] if behind else [0, *lengths])
+    rest_ends = ends[len(trees) + np.cumsum([0, *trees])]
     longest = LONGEST
-    while longest < longest_row:
+    while longest < max(*np.diff(ends), *np.diff(rest_ends)):
         longest *= 2
-    return extra | {
-        "position_ids": positions_T[None].to(device),
-        "row_ends": ends.int().to(device),
-        "longest_row": longest,
-        "attention_mask": no_mask(device),
-    }
+    extra: dict[str, Any] = {"longest_row": longest, "attention_mask": no_mask(device)}
+    if trees:
+        sizes = torch.tensor([rest_ends[0], rest_ends[-1] - rest_ends[0], longest])
+        extra["shared"] = torch.from_numpy(rest_ends - rest_ends[0]).int().to(device), sizes
+    extra["row_ends"] = torch.from_numpy(ends).int().to(device)
+    return extra | {"position_ids": torch.from_numpy(positions_T)[None].to(device)}
 
 
 def attention(
@@ -131,9 +117,8 @@ def attention(
     if window is not None:
         raise SharpenError("packing with a sliding window is not supported; set packing=off")
     if shared is not None:
-        rest_ends, *sizes = shared
         scale = kwargs.get("scaling") or q.shape[-1] ** -0.5
-        return shared_attention(q, k, v, ends, rest_ends, [*sizes, longest], scale)[0][None], None
+        return shared_attention(q, k, v, ends, *shared, scale)[0][None], None
     more: dict[str, Any] = {"scale": kwargs.get("scaling"), "window_size": (-1, 0)}  # causal
     if q.shape[1] > k.shape[1] and HAS_GQA:  # before the flag existed, fewer heads were just taken
         more["enable_gqa"] = True

@@ -1,54 +1,41 @@
 """Attention of rows that begin with the same prompt, which is computed once for all of them.
 
-A line holds all prompts, then what follows each of them (the rests, a prompt's side by side), then
-rows that share nothing. A token sees its own stretch of the line up to itself, and in a rest all
-of its prompt: two parts, each one call of a flash kernel. Both softmaxes become one by their
-normalisers. The slopes need no kernel of their own: a part's probabilities are exp(score - log of
-the normaliser), so that a part's backward pass, given the output and normaliser of the whole,
-finds that part of the slopes, and they add up.
+A line holds all prompts, then what follows each of them (the rests, those of a prompt side by
+side), then rows that share nothing. A token sees its own stretch of the line up to itself, and in
+a rest all of its prompt: two parts, each one call of a flash kernel. Both softmaxes become one by
+their normalisers. Nor do the slopes need a kernel of their own: a part's probabilities are
+exp(score - log of the normaliser), so that its backward pass, given output and normaliser of the
+whole, finds that part of the slopes, and they add up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-class Part(NamedTuple):
-    """Which queries see which keys: those of one row between two ends, causally or all of them."""
-
-    ends_q: Tensor  # int32
-    ends_k: Tensor
-    longest: int
-    causal: bool
-    scale: float
-
-
 def shares_prompts(decoder: Any) -> bool:
     """Whether a row's place in the line says nothing to the model: it is told each token's position
-    and every layer sees all tokens before one."""
+    and every layer sees all tokens before one. Caps and dropout are beyond the kernels."""
     config = decoder.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if not kinds and getattr(config, "sliding_window", None) is None:
-        kinds = {"full_attention"}
-    changed = ("attn_logit_softcapping", "attention_dropout")  # what the kernel does not do
-    plain = not any(getattr(config, name, None) for name in changed)
-    layers = hasattr(decoder, "rotary_emb") and all(hasattr(x, "self_attn") for x in decoder.layers)
-    return kinds == {"full_attention"} and plain and layers
+    other = ("attn_logit_softcapping", "attention_dropout")
+    if not (kinds := getattr(config, "layer_types", None)):
+        other, kinds = (*other, "sliding_window"), ["full_attention"]
+    plain = set(kinds) == {"full_attention"} and not any(getattr(config, n, 0) for n in other)
+    layers = getattr(decoder, "layers", [0])
+    return plain and hasattr(decoder, "rotary_emb") and all(hasattr(x, "self_attn") for x in layers)
 
 
-def parts(row_ends: Tensor, rest_ends: Tensor, sizes: Sequence[int], scale: float) -> Any:
-    """Queries, keys and their rows: of each stretch with itself, of the rests with their prompts.
-    `row_ends` are of all stretches, `rest_ends` of each prompt's rests together; `sizes` are the
-    tokens of all prompts, of all rests, and an upper bound of a row's."""
-    prompts, rests, longest = sizes
-    own = Part(row_ends, row_ends, longest, True, scale)
-    asked = Part(rest_ends, row_ends[: len(rest_ends)], longest, False, scale)
-    return own, slice(prompts, prompts + rests), slice(prompts), asked
+def parts(row_ends: Tensor, rest_ends: Tensor, sizes: Tensor) -> Any:
+    """Which rows of queries see which keys (ends of both, the longest, causally or all): stretches
+    themselves, and rests their prompts; and where rests and prompts lie."""
+    prompts, rests, longest = sizes.tolist()
+    own = (row_ends, row_ends, longest, True)
+    asked = (rest_ends, row_ends[: len(rest_ends)], longest, False)
+    return own, asked, slice(prompts, prompts + rests), slice(prompts)
 
 
 @torch.library.custom_op("sharpen::shared_attention", mutates_args=())
@@ -58,27 +45,32 @@ def shared_attention(
     v: Tensor,
     row_ends: Tensor,
     rest_ends: Tensor,
-    sizes: list[int],
+    sizes: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """The output (tokens first), and the logarithm of each softmax's normaliser (heads first)."""
-    own, rests, prompts, asked = parts(row_ends, rest_ends, sizes, scale)
-    out, total_H_T = forward(q, k, v, own)
-    more = forward(q[rests], k[prompts], v[prompts], asked)
+    """The output (tokens first), and the logarithm of each softmax's normaliser (heads first).
+    `row_ends` are of all stretches, `rest_ends` of each prompt's rests together; `sizes`, on the
+    CPU: the tokens of all prompts, of all rests, and an upper bound of those between two ends."""
+    own, asked, rests, prompts = parts(row_ends, rest_ends, sizes)
+    out, total_H_T = forward(q, k, v, own, scale)
+    out = out.contiguous()  # whatever the kernel likes, the compiler is promised this
+    more = forward(q[rests], k[prompts], v[prompts], asked, scale)
     out[rests], total_H_T[:, rests] = merged(out[rests], total_H_T[:, rests], *more)
     return out, total_H_T
 
 
 @torch.library.custom_op("sharpen::shared_attention_backward", mutates_args=())
 def shared_attention_backward(
-    grad: Tensor, kept: list[Tensor], sizes: list[int], scale: float
+    grad: Tensor, kept: list[Tensor], scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v, row_ends, rest_ends, out, total_H_T = kept
-    own, rests, prompts, asked = parts(row_ends, rest_ends, sizes, scale)
-    dq, dk, dv = backward(grad, (q, k, v), out, total_H_T, own)
-    given = (q[rests], k[prompts], v[prompts])
-    more = backward(grad[rests], given, out[rests], total_H_T[:, rests].contiguous(), asked)
-    for slope, place, added in zip((dq, dk, dv), (rests, prompts, prompts), more, strict=True):
+    q, k, v, row_ends, rest_ends, sizes, out, total_H_T = kept
+    own, asked, rests, prompts = parts(row_ends, rest_ends, sizes)
+    whole = [grad, q, k, v, out, total_H_T]
+    dq, dk, dv = (slope.contiguous() for slope in backward(whole, own, scale))
+    given = [grad[rests], q[rests], k[prompts], v[prompts], out[rests], total_H_T[:, rests]]
+    for slope, place, added in zip(
+        (dq, dk, dv), (rests, prompts, prompts), backward(given, asked, scale), strict=True
+    ):
         slope[place] += added
     return dq, dk, dv
 
@@ -90,88 +82,71 @@ def merged(out_a: Tensor, total_a: Tensor, out_b: Tensor, total_b: Tensor) -> tu
     return out.to(out_a.dtype), torch.logaddexp(total_a, total_b)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, part: Part) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, rows: Any, scale: float) -> Any:
+    *ends, longest, causal = rows
     if q.is_cuda:
-        ends_q, ends_k, longest, causal, scale = part
-        found: Any = torch.ops.aten._flash_attention_forward(
-            q, k, v, ends_q, ends_k, longest, longest, 0.0, causal, False, scale=scale,
+        return torch.ops.aten._flash_attention_forward(
+            q, k, v, *ends, longest, longest, 0.0, causal, False, scale=scale,
             window_size_left=-1, window_size_right=0 if causal else -1,
-        )  # fmt: skip
-        return found[0], found[1]
-    run, outs, totals = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, [], []
+        )[:2]  # fmt: skip
+    run, alike = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, runs(*ends)
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    for at_q, at_k in runs(part):
-        rows = at_q.laid(q), at_k.laid(k), at_k.laid(v)
-        out, total = run(*rows, 0.0, part.causal, scale=part.scale)
-        outs.append(out.transpose(1, 2).flatten(0, 1))
-        totals.append(total.transpose(0, 1).flatten(1))
-    return torch.cat(outs), torch.cat(totals, 1)
+    given = zip(*(laid(x, alike, n) for x, n in ((q, 1), (k, 2), (v, 2))), strict=True)
+    found = [run(*stack, 0.0, causal, scale=scale) for stack in given]
+    totals = [total.transpose(0, 1).flatten(1) for _, total in found]
+    return torch.cat([out.transpose(1, 2).flatten(0, 1) for out, _ in found]), torch.cat(totals, 1)
 
 
-def backward(grad: Tensor, given: Any, out: Tensor, total: Tensor, part: Part) -> Any:
-    """The slopes of this part by queries, keys and values, from output and normaliser of the
-    whole."""
-    q, k, v = given
+def backward(given: list[Tensor], rows: Any, scale: float) -> Any:
+    """This part's slopes by queries, keys and values, from output and normaliser of the whole."""
+    grad, q, k, v, out, total_H_N = given
+    *ends, longest, causal = rows
     if q.is_cuda:
-        ends_q, ends_k, longest, causal, scale = part
         state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of no dropout
         return torch.ops.aten._flash_attention_backward(
-            grad.contiguous(), q, k, v, out, total, ends_q, ends_k, longest, longest, 0.0, causal,
-            state, torch.empty(0, device=q.device), scale=scale,
+            grad.contiguous(), q, k, v, out, total_H_N.contiguous(), *ends, longest, longest, 0.0,
+            causal, state, torch.empty(0, device=q.device), scale=scale,
             window_size_left=-1, window_size_right=0 if causal else -1,
         )  # fmt: skip
-    run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    groups, found = q.shape[1] // k.shape[1], []
+    run, alike = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward, runs(*ends)
+    groups = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
-    for at_q, at_k in runs(part):
-        rows = at_q.laid(q), at_k.laid(k), at_k.laid(v), at_q.laid(out), at_q.laid(total.T)
-        found.append(run(at_q.laid(grad), *rows, 0.0, part.causal, scale=part.scale))
-    dq, dk, dv = (
-        torch.cat([slope.transpose(1, 2).flatten(0, 1) for slope in slopes])
-        for slopes in zip(*found, strict=True)
-    )
+    lines = ((grad, 1), (q, 1), (k, 2), (v, 2), (out, 1), (total_H_N.T, 1))
+    stacks = zip(*(laid(x, alike, n) for x, n in lines), strict=True)
+    found = zip(*(run(*stack, 0.0, causal, scale=scale) for stack in stacks), strict=True)
+    dq, dk, dv = (torch.cat([x.transpose(1, 2).flatten(0, 1) for x in slopes]) for slopes in found)
     return dq, *(x.unflatten(1, (-1, groups)).sum(2) for x in (dk, dv))
 
 
-class Rows(NamedTuple):
-    """Rows of one length that lie side by side."""
-
-    start: int
-    count: int
-    length: int
-
-    def laid(self, line: Tensor) -> Tensor:
-        taken = line[self.start : self.start + self.count * self.length]
-        return taken.unflatten(0, (self.count, self.length)).transpose(1, 2)
+def runs(ends_q: Tensor, ends_k: Tensor) -> list[tuple[int, int, int]]:
+    """A CPU's kernel takes rows of one length: how many neighbours are alike, and their lengths."""
+    pairs = zip(ends_q.diff().tolist(), ends_k.diff().tolist(), strict=True)
+    return [(len(list(same)), *pair) for pair, same in groupby(pairs)]
 
 
-def runs(part: Part) -> Iterator[tuple[Rows, Rows]]:
-    """A CPU's kernel takes rows of one length: queries and keys of neighbours that are alike."""
-    lengths = zip(part.ends_q.diff().tolist(), part.ends_k.diff().tolist(), strict=True)
-    at_q = at_k = 0
-    for (long_q, long_k), same in groupby(lengths):
-        count = len(list(same))
-        yield Rows(at_q, count, long_q), Rows(at_k, count, long_k)
-        at_q, at_k = at_q + count * long_q, at_k + count * long_k
+def laid(line: Tensor, alike: list[tuple[int, int, int]], side: int) -> list[Tensor]:
+    """Rows of one length each as a batch, heads before tokens."""
+    cut = line.split([run[0] * run[side] for run in alike])
+    return [x.unflatten(0, (run[0], -1)).transpose(1, 2) for x, run in zip(cut, alike, strict=True)]
 
 
 @shared_attention.register_fake
 def _(q: Tensor, *_: Any) -> Any:
-    return torch.empty_like(q), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
+    return q.new_empty(q.shape), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
 
 
 @shared_attention_backward.register_fake
-def _(grad: Tensor, kept: Any, *_: Any) -> Any:
-    return tuple(torch.empty_like(x) for x in kept[:3])
+def _(grad: Tensor, kept: Any, scale: float) -> Any:
+    return tuple(x.new_empty(x.shape) for x in kept[:3])
 
 
 def keep(ctx: Any, inputs: Any, output: Any) -> None:
-    *tensors, ctx.sizes, ctx.scale = inputs
+    *tensors, ctx.scale = inputs
     ctx.save_for_backward(*tensors, *output)
 
 
 def slopes(ctx: Any, grad: Tensor, _: Any) -> Any:
-    found = shared_attention_backward(grad, list(ctx.saved_tensors), ctx.sizes, ctx.scale)
+    found = shared_attention_backward(grad, list(ctx.saved_tensors), ctx.scale)
     return *found, None, None, None, None
 
 

@@ -105,33 +105,43 @@ def even_bins(lengths: Sequence[int], order: Sequence[int], budget: int) -> list
         count += 1
 
 
-def shared_trees(datums: Sequence[Datum], token_budget: int) -> list[list[int]]:
+def shared_trees(datums: Sequence[Datum], token_budget: float = math.inf) -> list[list[int]]:
     """Rows by number: those together that have one prompt, where computing it once saves an eighth
-    of their tokens and all fit into the budget; else each alone."""
+    of their tokens and they fit into the budget; else each alone."""
     trees: list[list[int]] = []
     growing: dict[bytes, list[int]] = {}
     for number, datum in enumerate(datums):
         prompt = datum.ids[: prompt_length(datum)].tobytes()
         tree = growing.get(prompt, [])
-        if not tree or tree_length([datums[i] for i in (*tree, number)]) > token_budget:
+        if not tree or tree_length(datums, [*tree, number]) > token_budget:
             growing[prompt] = tree = []
             trees.append(tree)
         tree.append(number)
-    found: list[list[int]] = []
-    for tree in trees:
-        rows = [datums[i] for i in tree]
-        saved = sum(len(row.ids) for row in rows) - tree_length(rows)
-        found += [tree] if 7 * saved >= tree_length(rows) else [[number] for number in tree]
-    return found
+    alone = [sum(len(datums[i].ids) for i in tree) for tree in trees]
+    worth = [8 * tree_length(datums, tree) <= 7 * n for tree, n in zip(trees, alone, strict=True)]
+    split = [[tree] if w else [[i] for i in tree] for tree, w in zip(trees, worth, strict=True)]
+    return [tree for found in split for tree in found]
 
 
 def prompt_length(datum: Datum) -> int:
     """How many tokens lie before the first trained one."""
-    return int(datum.mask[1:].argmax()) + 1 if trained_tokens(datum) else 0
+    return int(datum.mask[1:].argmax()) + 1 if datum.mask[1:].any() else 0
 
 
-def tree_length(rows: Sequence[Datum]) -> int:
-    return sum(len(row.ids) for row in rows) - (len(rows) - 1) * prompt_length(rows[0])
+def tree_length(datums: Sequence[Datum], tree: Sequence[int]) -> int:
+    repeated = (len(tree) - 1) * prompt_length(datums[tree[0]])
+    return sum(len(datums[i].ids) for i in tree) - repeated
+
+
+def row_batches(
+    datums: Sequence[Datum], token_budget: int, packed: bool, parts: int, shares: bool
+) -> list[list[int]]:
+    """Micro-batches of rows, those of a shared prompt in one of them."""
+    alone = [[number] for number in range(len(datums))]
+    trees = shared_trees(datums, token_budget) if shares else alone
+    lengths = [tree_length(datums, tree) for tree in trees]
+    batches = micro_batches(lengths, token_budget, packed, parts)
+    return [[row for number in batch for row in trees[number]] for batch in batches]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,7 +150,7 @@ class Batch:
     reach it), or laid end to end in one line, with `extra` for the attention."""
 
     tokens_B_T: Any
-    at_N: Any  # flat positions that foretell a trained token; the end of a shared prompt, several
+    at_N: Any  # flat positions that foretell a trained token; a shared prompt's end does several
     own_N: Any  # flat positions of the trained tokens themselves
     targets_N: Any
     row_N: Any  # which row of the batch each trained token belongs to
@@ -150,31 +160,34 @@ class Batch:
 
 
 def collate(
-    datums: Sequence[Datum], device: str, packed: bool = False, trees: Sequence[int] = ()
+    datums: Sequence[Datum], device: str, packed: bool = False, shares: bool = False
 ) -> Batch:
-    """`trees` says how many rows each of the first prompts has, which lies once before them all."""
+    """With `shares`, a prompt of several rows lies once before all rows."""
     import torch
 
-    heads = np.cumsum([0, *trees])[:-1]  # the first row of each tree
-    prompts = [prompt_length(datums[head]) for head in heads]
-    prompt_R = np.zeros(len(datums), np.int64)
-    prompt_R[: sum(trees)] = np.repeat(prompts, trees)
-    rest_R = np.array([len(d.ids) for d in datums]) - prompt_R
-    begin_R = np.zeros_like(prompt_R)
-    if packed or prompts:
-        width = sum(prompts) + int(rest_R.sum())
-        width = -(-width // ROUND) * ROUND if packed else width
-        begin_R[: sum(trees)] = np.repeat(np.cumsum([0, *prompts])[:-1], trees)
-        start_R = sum(prompts) + np.cumsum(rest_R) - rest_R
-        tokens = np.zeros((1, width), np.int64)
+    lengths_R = np.array([len(d.ids) for d in datums])
+    trees = [tree for tree in shared_trees(datums) if len(tree) > 1] if shares else []
+    prompts = [prompt_length(datums[tree[0]]) for tree in trees]
+    before_R, prompt_R = np.zeros((2, len(datums)), np.int64)  # where a row's shared prompt lies
+    for tree, end, prompt in zip(trees, np.cumsum(prompts), prompts, strict=True):
+        before_R[tree], prompt_R[tree] = end - prompt, prompt
+    rest_R, line = lengths_R - prompt_R, packed or bool(trees)
+    if line:
+        # rests of one length side by side are fewer calls on a CPU
+        order = [i for tree in trees for i in sorted(tree, key=lambda i: rest_R[i])]
+        order += [i for i in range(len(datums)) if not prompt_R[i]]
+        start_R = np.empty_like(rest_R)
+        start_R[order] = sum(prompts) + np.cumsum(rest_R[order]) - rest_R[order]
+        full = sum(prompts) + int(rest_R.sum())
+        tokens = np.zeros((1, -(-full // ROUND) * ROUND if packed else full), np.int64)
     else:
-        width = int(rest_R.max())
-        start_R = np.arange(len(datums)) * width
-        tokens = np.zeros((len(datums), width), np.int64)
-    parts = zip(begin_R, prompt_R, start_R, rest_R, strict=True)
+        start_R = np.arange(len(datums)) * max(lengths_R)
+        tokens = np.zeros((len(datums), max(lengths_R)), np.int64)
+    flat, positions_T = tokens.reshape(-1), np.zeros(tokens.size, np.int64)
+    parts = zip(before_R, prompt_R, start_R, rest_R, strict=True)
     places = [np.r_[b : b + prompt, s : s + rest] for b, prompt, s, rest in parts]
     for place, datum in zip(places, datums, strict=True):
-        tokens.reshape(-1)[place] = datum.ids
+        flat[place], positions_T[place] = datum.ids, np.arange(len(place))
     # the first token of a row has nothing before it that could predict it
     rows = [np.flatnonzero(d.mask[1:]) for d in datums]
     at_N = np.concatenate([place[found] for place, found in zip(places, rows, strict=True)])
@@ -182,17 +195,18 @@ def collate(
     row_N = np.repeat(np.arange(len(datums)), [len(found) for found in rows])
     weights = [np.broadcast_to(d.weight, len(f)) for d, f in zip(datums, rows, strict=True)]
     weight_N = np.concatenate(weights).astype(np.float32)
-    arrays = (tokens, at_N, own_N, tokens.reshape(-1)[own_N], row_N, weight_N)
+    arrays = (tokens, at_N, own_N, flat[own_N], row_N, weight_N)
     moved: list[Any] = [torch.from_numpy(a).to(device, non_blocking=True) for a in arrays]
     columns: dict[str, Any] = {}
     for name in datums[0].columns:
         found = np.concatenate([d.columns[name] for d in datums]).astype(np.float32)
         columns[name] = torch.from_numpy(found).to(device, non_blocking=True)
     extra: dict[str, Any] = {}
-    if packed or prompts:
+    if line:
         from sharpen.models.attention import packed_arguments
 
-        extra = packed_arguments(rest_R.tolist(), width, device, prompts, trees)
+        lengths = [*prompts, *rest_R[order].tolist()]
+        extra = packed_arguments(lengths, positions_T, device, [len(tree) for tree in trees])
     return Batch(*moved, extra=extra, columns=columns)
 
 
