@@ -85,16 +85,12 @@ def merged(out_a: Tensor, total_a: Tensor, out_b: Tensor, total_b: Tensor) -> tu
 def forward(q: Tensor, k: Tensor, v: Tensor, rows: Any, scale: float) -> Any:
     *ends, longest, causal = rows
     if q.is_cuda:
-        return torch.ops.aten._flash_attention_forward(
-            q, k, v, *ends, longest, longest, 0.0, causal, False, scale=scale,
-            window_size_left=-1, window_size_right=0 if causal else -1,
-        )[:2]  # fmt: skip
-    run, alike = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, runs(*ends)
+        run = torch.ops.aten._flash_attention_forward
+        return run(q, k, v, *ends, longest, longest, 0.0, causal, False, scale=scale)[:2]
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    given = zip(*(laid(x, alike, n) for x, n in ((q, 1), (k, 2), (v, 2))), strict=True)
-    found = [run(*stack, 0.0, causal, scale=scale) for stack in given]
-    totals = [total.transpose(0, 1).flatten(1) for _, total in found]
-    return torch.cat([out.transpose(1, 2).flatten(0, 1) for out, _ in found]), torch.cat(totals, 1)
+    run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, total_N_H = by_runs(run, ((q, 0), (k, 1), (v, 1)), rows, scale)
+    return out, total_N_H.T.contiguous()
 
 
 def backward(given: list[Tensor], rows: Any, scale: float) -> Any:
@@ -102,32 +98,34 @@ def backward(given: list[Tensor], rows: Any, scale: float) -> Any:
     grad, q, k, v, out, total_H_N = given
     *ends, longest, causal = rows
     if q.is_cuda:
-        state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of no dropout
-        return torch.ops.aten._flash_attention_backward(
-            grad.contiguous(), q, k, v, out, total_H_N.contiguous(), *ends, longest, longest, 0.0,
-            causal, state, torch.empty(0, device=q.device), scale=scale,
-            window_size_left=-1, window_size_right=0 if causal else -1,
-        )  # fmt: skip
-    run, alike = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward, runs(*ends)
+        chance = (
+            torch.zeros(2, dtype=torch.uint64, device=q.device),
+            torch.empty(0, device=q.device),
+        )
+        run, more = torch.ops.aten._flash_attention_backward, (longest, longest, 0.0, causal)
+        given = [grad.contiguous(), q, k, v, out, total_H_N.contiguous()]
+        return run(*given, *ends, *more, *chance, scale=scale)
     groups = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
-    lines = ((grad, 1), (q, 1), (k, 2), (v, 2), (out, 1), (total_H_N.T, 1))
-    stacks = zip(*(laid(x, alike, n) for x, n in lines), strict=True)
-    found = zip(*(run(*stack, 0.0, causal, scale=scale) for stack in stacks), strict=True)
-    dq, dk, dv = (torch.cat([x.transpose(1, 2).flatten(0, 1) for x in slopes]) for slopes in found)
+    run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    lines = ((grad, 0), (q, 0), (k, 1), (v, 1), (out, 0), (total_H_N.T, 0))
+    dq, dk, dv = by_runs(run, lines, rows, scale)
     return dq, *(x.unflatten(1, (-1, groups)).sum(2) for x in (dk, dv))
 
 
-def runs(ends_q: Tensor, ends_k: Tensor) -> list[tuple[int, int, int]]:
-    """A CPU's kernel takes rows of one length: how many neighbours are alike, and their lengths."""
-    pairs = zip(ends_q.diff().tolist(), ends_k.diff().tolist(), strict=True)
-    return [(len(list(same)), *pair) for pair, same in groupby(pairs)]
-
-
-def laid(line: Tensor, alike: list[tuple[int, int, int]], side: int) -> list[Tensor]:
-    """Rows of one length each as a batch, heads before tokens."""
-    cut = line.split([run[0] * run[side] for run in alike])
-    return [x.unflatten(0, (run[0], -1)).transpose(1, 2) for x, run in zip(cut, alike, strict=True)]
+def by_runs(run: Any, lines: Any, rows: Any, scale: float) -> list[Tensor]:
+    """A CPU's kernel takes rows of one length: one call for neighbours that are alike. Each line
+    comes with whose ends it has: 0 the queries', 1 the keys'."""
+    *ends, _, causal = rows
+    pairs = zip(*(end.diff().tolist() for end in ends), strict=True)
+    alike = [(len(list(same)), pair) for pair, same in groupby(pairs)]
+    cut = [line.split([count * pair[side] for count, pair in alike]) for line, side in lines]
+    found = []
+    for (count, _), *taken in zip(alike, *cut, strict=True):
+        stacks = [x.unflatten(0, (count, -1)).transpose(1, 2) for x in taken]  # heads first
+        found.append(run(*stacks, 0.0, causal, scale=scale))
+    kinds = zip(*found, strict=True)
+    return [torch.cat([x.transpose(1, 2).flatten(0, 1) for x in kind]) for kind in kinds]
 
 
 @shared_attention.register_fake

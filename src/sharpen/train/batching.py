@@ -108,19 +108,20 @@ def even_bins(lengths: Sequence[int], order: Sequence[int], budget: int) -> list
 def shared_trees(datums: Sequence[Datum], token_budget: float = math.inf) -> list[list[int]]:
     """Rows by number: those together that have one prompt, where computing it once saves an eighth
     of their tokens and they fit into the budget; else each alone."""
-    trees: list[list[int]] = []
-    growing: dict[bytes, list[int]] = {}
+    trees: dict[bytes, list[tuple[int, list[int]]]] = {}
     for number, datum in enumerate(datums):
-        prompt = datum.ids[: prompt_length(datum)].tobytes()
-        tree = growing.get(prompt, [])
-        if not tree or tree_length(datums, [*tree, number]) > token_budget:
-            growing[prompt] = tree = []
-            trees.append(tree)
-        tree.append(number)
-    alone = [sum(len(datums[i].ids) for i in tree) for tree in trees]
-    worth = [8 * tree_length(datums, tree) <= 7 * n for tree, n in zip(trees, alone, strict=True)]
-    split = [[tree] if w else [[i] for i in tree] for tree, w in zip(trees, worth, strict=True)]
-    return [tree for found in split for tree in found]
+        prompt, length = prompt_length(datum), len(datum.ids)
+        alike = trees.setdefault(datum.ids[:prompt].tobytes(), [])
+        if alike and alike[-1][0] + length - prompt <= token_budget:
+            before, tree = alike.pop()
+            alike.append((before + length - prompt, [*tree, number]))
+        else:
+            alike.append((length, [number]))
+    found: list[list[int]] = []
+    for length, tree in (tree for alike in trees.values() for tree in alike):
+        saved = (len(tree) - 1) * prompt_length(datums[tree[0]])
+        found += [tree] if 7 * saved >= length else [[number] for number in tree]
+    return sorted(found)
 
 
 def prompt_length(datum: Datum) -> int:
