@@ -173,10 +173,10 @@ def collate(
     for tree, end, prompt in zip(trees, np.cumsum(prompts), prompts, strict=True):
         before_R[tree], prompt_R[tree] = end - prompt, prompt
     rest_R, line = lengths_R - prompt_R, packed or bool(trees)
+    # rests of one length side by side are fewer calls on a CPU
+    order = [i for tree in trees for i in sorted(tree, key=lambda i: rest_R[i])]
+    order += [i for i in range(len(datums)) if not prompt_R[i]]
     if line:
-        # rests of one length side by side are fewer calls on a CPU
-        order = [i for tree in trees for i in sorted(tree, key=lambda i: rest_R[i])]
-        order += [i for i in range(len(datums)) if not prompt_R[i]]
         start_R = np.empty_like(rest_R)
         start_R[order] = sum(prompts) + np.cumsum(rest_R[order]) - rest_R[order]
         full = sum(prompts) + int(rest_R.sum())

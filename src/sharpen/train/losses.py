@@ -73,7 +73,7 @@ def chunk_logprobs(logits_n_V: torch.Tensor, targets_n: torch.Tensor) -> tuple[A
 
 
 def distribution(logits_n_V: torch.Tensor, total_n: torch.Tensor) -> torch.Tensor:
-    return torch.exp(logits_n_V.float() - total_n[:, None]).to(logits_n_V.dtype)
+    return (logits_n_V.float() - total_n[:, None]).exp_().to(logits_n_V.dtype)
 
 
 def chunks(tokens: int, vocabulary: int) -> list[slice]:
