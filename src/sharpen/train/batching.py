@@ -185,8 +185,8 @@ def collate(
         start_R = np.arange(len(datums)) * max(lengths_R)
         tokens = np.zeros((len(datums), max(lengths_R)), np.int64)
     flat, positions_T = tokens.reshape(-1), np.zeros(tokens.size, np.int64)
-    parts = zip(before_R, prompt_R, start_R, rest_R, strict=True)
-    places = [np.r_[b : b + prompt, s : s + rest] for b, prompt, s, rest in parts]
+    ranges = zip(before_R, before_R + prompt_R, start_R, start_R + rest_R, strict=True)
+    places = [np.concatenate([np.arange(a, b), np.arange(c, d)]) for a, b, c, d in ranges]
     for place, datum in zip(places, datums, strict=True):
         flat[place], positions_T[place] = datum.ids, np.arange(len(place))
     # the first token of a row has nothing before it that could predict it
