@@ -11,6 +11,7 @@ from sharpen.train.config import LearnerConfig
 from sharpen.train.learner import Learner
 from sharpen.train.sft import token_mean
 from sharpen.types import Datum
+from test_shared_prompt import ROWS, weighted_loss
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,6 +55,25 @@ def test_packed_equals_padded(pico_folder, full, settings):
         assert step or abs(a.norm - b.norm) < 0.03 * a.norm  # bf16 steps drift apart later
     for x, y in zip(padded.logprobs(rows()), packed.logprobs(rows()), strict=True):
         np.testing.assert_allclose(x, y, atol=0.35)
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize(
+    "settings", [{}, {"token_budget": 100}, {"compile": True}, {"gradient_checkpointing": True}]
+)
+def test_shared_prompts_equal_whole_rows(pico_folder, full, settings):
+    one, found = learner(pico_folder, full, **settings), []
+    assert one.core.shares and not learner(pico_folder, full, packing="off").core.shares
+    for one.core.shares in (True, False):
+        values = np.concatenate(one.logprobs(ROWS))
+        one.model.train()
+        loss = one.accumulate(ROWS, weighted_loss, 1.0)
+        slope = torch.cat([p.grad.flatten() for p in one.master.values()])
+        found.append((values, loss, slope))
+    (values, loss, slope), (wanted, other, right) = found
+    np.testing.assert_allclose(values, wanted, atol=0.1)
+    assert abs(loss - other) < 0.01 * abs(other)
+    assert (slope - right).norm() < 0.05 * right.norm()
 
 
 @pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import inspect
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
+from sharpen.models.shared_prompt import shared_attention
 from sharpen.types import SharpenError
 
 HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters  # since torch 2.12
@@ -78,21 +81,24 @@ def no_mask(device: Any) -> torch.Tensor:
     return torch.empty(1, 1, 1, 1, device=device)
 
 
-def packed_arguments(lengths: list[int], width: int, device: str) -> dict[str, Any]:
-    """What the decoder needs to know of rows of these lengths; tokens behind them, up to `width`,
-    are a row of their own."""
-    rows = [*lengths, width - sum(lengths)] if width > sum(lengths) else lengths
-    ends = torch.tensor([0, *rows]).cumsum(0)
-    positions_T = torch.arange(width) - torch.repeat_interleave(ends[:-1], torch.tensor(rows))
+def packed_arguments(
+    lengths: Sequence[int], positions_T: Any, device: str, trees: Sequence[int] = ()
+) -> dict[str, Any]:
+    """What the decoder needs to know of rows of these lengths and of the positions of their tokens.
+    Before other rows lie prompts, then those that go on from them, as many from each as `trees`
+    says. Tokens behind all rows are a row of their own."""
+    behind = len(positions_T) - sum(lengths)
+    ends = np.cumsum([0, *lengths, behind] if behind else [0, *lengths])
+    rest_ends = ends[len(trees) + np.cumsum([0, *trees])]
     longest = LONGEST
-    while longest < max(rows):
+    while longest < max(*np.diff(ends), *np.diff(rest_ends)):
         longest *= 2
-    return {
-        "position_ids": positions_T[None].to(device),
-        "row_ends": ends.int().to(device),
-        "longest_row": longest,
-        "attention_mask": no_mask(device),
-    }
+    extra: dict[str, Any] = {"longest_row": longest, "attention_mask": no_mask(device)}
+    if trees:
+        sizes = torch.tensor([rest_ends[0], rest_ends[-1] - rest_ends[0], longest])
+        extra["shared"] = torch.from_numpy(rest_ends - rest_ends[0]).int().to(device), sizes
+    extra["row_ends"] = torch.from_numpy(ends).int().to(device)
+    return extra | {"position_ids": torch.from_numpy(positions_T)[None].to(device)}
 
 
 def attention(
@@ -100,7 +106,7 @@ def attention(
 ) -> tuple[Any, None]:
     """transformers' attention interface: heads first, batch of one when packed or in slots."""
     ends, slots = kwargs.pop("row_ends", None), kwargs.pop("slots", False)
-    longest = kwargs.pop("longest_row", 0)
+    longest, shared = kwargs.pop("longest_row", 0), kwargs.pop("shared", None)
     if ends is None and not slots:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -113,6 +119,9 @@ def attention(
         return run(q, k, v, module.layer_idx, kwargs.get("scaling"), window)[None], None
     if window is not None:
         raise SharpenError("packing with a sliding window is not supported; set packing=off")
+    if shared is not None:
+        scale = kwargs.get("scaling") or q.shape[-1] ** -0.5
+        return shared_attention(q, k, v, ends, *shared, scale)[0][None], None
     more: dict[str, Any] = {"scale": kwargs.get("scaling"), "window_size": (-1, 0)}  # causal
     if q.shape[1] > k.shape[1] and HAS_GQA:  # before the flag existed, fewer heads were just taken
         more["enable_gqa"] = True

@@ -19,7 +19,8 @@ import torch
 
 from sharpen.models.attention import plain_head, use_our_attention
 from sharpen.models.lora import fuse_lora
-from sharpen.train.batching import Batch, collate, micro_batches, trained_tokens
+from sharpen.models.shared_prompt import shares_prompts
+from sharpen.train.batching import Batch, collate, row_batches, trained_tokens
 from sharpen.train.config import LearnerConfig
 from sharpen.train.losses import learning_rate, selected_logprobs
 from sharpen.train.processes import Alone, processes
@@ -51,6 +52,8 @@ class Learner:
         self.packed = use_our_attention(model) and config.packing == "auto"
         self.core = core or LogprobModel(model)
         self.core.packed = self.packed
+        able = self.packed or self.device == "cpu"  # fp32 on a GPU has no kernel for it
+        self.core.shares = able and config.packing == "auto" and shares_prompts(self.core.decoder)
         fuse_lora(model)
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -136,11 +139,11 @@ class Learner:
         process without rows runs one for nothing, because the others wait for it."""
         group = self.processes
         total = torch.zeros((), device=self.device)
-        lengths = [len(d.ids) for d in datums]
-        mine = group.mine(micro_batches(lengths, self.token_budget, self.packed, group.world))
+        shape = (self.packed, group.world, self.core.shares)
+        mine = group.mine(row_batches(datums, self.token_budget, *shape))
         for number, chosen in enumerate(mine):
             last = number == len(mine) - 1
-            batch = collate([datums[i] for i in chosen] or datums[:1], self.device, self.packed)
+            batch = self.core.batch([datums[i] for i in chosen] or datums[:1])
             with group.accumulating(self.runner, last):
                 part = loss(self.runner(batch), batch, trained) * (1.0 if chosen else 0.0)
                 group.backward(self.runner, part * group.world, last)
@@ -225,6 +228,11 @@ class Decoder(torch.nn.Module):
     def __init__(self, decoder: Any):
         super().__init__()
         self.decoder, self.packed, self.compiled = decoder, False, False
+        self.shares = False  # whether rows of one prompt compute it once
+
+    def batch(self, datums: Sequence[Datum]) -> Batch:
+        device = str(next(self.parameters()).device)
+        return collate(datums, device, self.packed, self.shares)
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         return self.decoder(
@@ -237,11 +245,10 @@ class Decoder(torch.nn.Module):
     ) -> list[np.ndarray]:
         """The figures of each datum's trained tokens, whatever its place in a micro-batch."""
         group, runner = group or Alone(), runner or self
-        device = str(next(self.parameters()).device)
         found: dict[int, np.ndarray] = {}
-        lengths = [len(d.ids) for d in datums]
-        for chosen in group.mine(micro_batches(lengths, token_budget, self.packed, group.world)):
-            batch = collate([datums[i] for i in chosen] or datums[:1], device, self.packed)
+        shape = (self.packed, group.world, self.shares)
+        for chosen in group.mine(row_batches(datums, token_budget, *shape)):
+            batch = self.batch([datums[i] for i in chosen] or datums[:1])
             values, rows = runner(batch).cpu().numpy(), batch.row_N.cpu().numpy()
             found |= {index: values[rows == row] for row, index in enumerate(chosen)}
         found = group.gather(found)

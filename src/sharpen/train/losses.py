@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 CHUNK = 1 << 28  # so many logits exist at a time
+KEPT = 1 << 24  # so few are not worth computing again in the backward pass
 
 
 class SelectedLogprobs(torch.autograd.Function):
@@ -27,6 +28,7 @@ class SelectedLogprobs(torch.autograd.Function):
         logprobs_of, distribution_of = chunk_functions(compiled)
         logprobs_N = torch.empty(len(targets_N), dtype=torch.float32, device=hidden_N_D.device)
         slope_N_D = torch.empty_like(hidden_N_D) if ctx.needs_input_grad[0] else None
+        shares_n_V = None
         for part in chunks(len(targets_N), len(head_V_D)):
             logits_n_V = hidden_N_D[part] @ head_V_D.T
             logprobs_N[part], total_n = logprobs_of(logits_n_V, targets_N[part])
@@ -36,24 +38,26 @@ class SelectedLogprobs(torch.autograd.Function):
                 rows_n_D = head_V_D[targets_N[part]]
                 torch.addmm(rows_n_D, shares_n_V, head_V_D, alpha=-1, out=slope_N_D[part])
         kept = (hidden_N_D, head_V_D, targets_N) if ctx.needs_input_grad[1] else (None,) * 3
-        ctx.save_for_backward(slope_N_D, *kept)
+        few = len(targets_N) * len(head_V_D) <= KEPT and ctx.needs_input_grad[1]
+        ctx.save_for_backward(slope_N_D, shares_n_V if few else None, *kept)
         ctx.compiled = compiled
         return logprobs_N
 
     @staticmethod
     def backward(ctx: Any, grad_N):  # type: ignore[override]
-        slope_N_D, hidden_N_D, head_V_D, targets_N = ctx.saved_tensors
+        slope_N_D, shares_n_V, hidden_N_D, head_V_D, targets_N = ctx.saved_tensors
         grad_hidden = grad_head = None
         if slope_N_D is not None:
             grad_hidden = (slope_N_D * grad_N[:, None]).to(slope_N_D.dtype)
         if ctx.needs_input_grad[1]:
             grad_head = torch.zeros_like(head_V_D, dtype=torch.float32)
             logprobs_of, distribution_of = chunk_functions(ctx.compiled)
-            for part in chunks(len(targets_N), len(head_V_D)):
-                logits_n_V = hidden_N_D[part] @ head_V_D.T
-                shares_n_V = distribution_of(
-                    logits_n_V, logprobs_of(logits_n_V, targets_N[part])[1]
-                )
+            parts = chunks(len(targets_N), len(head_V_D))
+            for part in parts:
+                if shares_n_V is None or len(parts) > 1:
+                    logits_n_V = hidden_N_D[part] @ head_V_D.T
+                    total_n = logprobs_of(logits_n_V, targets_N[part])[1]
+                    shares_n_V = distribution_of(logits_n_V, total_n)
                 scaled_n_D = (hidden_N_D[part] * grad_N[part, None]).to(hidden_N_D.dtype)
                 grad_head -= shares_n_V.T @ scaled_n_D
                 grad_head.index_add_(0, targets_N[part], scaled_n_D.float())
@@ -69,7 +73,7 @@ def chunk_logprobs(logits_n_V: torch.Tensor, targets_n: torch.Tensor) -> tuple[A
 
 
 def distribution(logits_n_V: torch.Tensor, total_n: torch.Tensor) -> torch.Tensor:
-    return torch.exp(logits_n_V.float() - total_n[:, None]).to(logits_n_V.dtype)
+    return (logits_n_V.float() - total_n[:, None]).exp_().to(logits_n_V.dtype)
 
 
 def chunks(tokens: int, vocabulary: int) -> list[slice]:

@@ -36,8 +36,8 @@ class Reference:
             with learner.model.disable_adapter():
                 return learner.logprobs(datums)
         core = LogprobModel(self.frozen)
-        core.packed = learner.packed
-        if core.packed:  # by an attention that keeps rows apart
+        core.packed, core.shares = learner.packed, learner.core.shares
+        if core.packed or core.shares:  # by an attention that keeps rows apart
             self.frozen.set_attn_implementation(learner.model.config._attn_implementation)
         core.temperature = getattr(learner.core, "temperature", 1.0)
         return core.score(datums, learner.token_budget, learner.processes)

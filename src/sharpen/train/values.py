@@ -17,10 +17,8 @@ class ValueModel(Decoder):
     def __init__(self, model: Any, before: bool = False):
         classifier = model.get_base_model() if hasattr(model, "get_base_model") else model
         super().__init__(getattr(classifier, classifier.base_model_prefix))
-        self.head, self.ahead = classifier.score, 0 if before else 1
+        self.head, self.before = classifier.score, before
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        # at_N is the place before the marked token, where a language model would foretell it
-        return (
-            self.head(self.hidden(batch).flatten(0, 1)[batch.at_N + self.ahead]).squeeze(-1).float()
-        )
+        place_N = batch.at_N if self.before else batch.own_N
+        return self.head(self.hidden(batch).flatten(0, 1)[place_N]).squeeze(-1).float()
