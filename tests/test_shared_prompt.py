@@ -20,10 +20,8 @@ from sharpen.train.learner import Learner
 from sharpen.train.values import ValueModel
 from sharpen.types import Datum
 
-ON_GPU = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+ON_GPU = [pytest.mark.gpu, NO_GPU]
 
 
 def family(seed: int, prompt: int, rests: list[int]) -> list[Datum]:
@@ -38,6 +36,7 @@ def family(seed: int, prompt: int, rests: list[int]) -> list[Datum]:
     return found
 
 
+FAMILIES = st.tuples(st.integers(1, 30), st.lists(st.integers(1, 40), min_size=1, max_size=6))
 ROWS = [*family(0, 30, [5, 12, 12, 1, 20, 9, 12, 7]), *family(1, 17, [25]), *family(2, 40, [8, 3])]
 ROWS = [ROWS[i] for i in np.random.default_rng(0).permutation(len(ROWS))]
 
@@ -74,15 +73,7 @@ def test_two_kernel_calls_equal_dense_attention(device, dtype, heads, width, nea
 
 
 @settings(max_examples=60)
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 30), st.lists(st.integers(1, 40), min_size=1, max_size=6)),
-        min_size=1,
-        max_size=4,
-    ),
-    st.integers(1, 200),
-    st.randoms(),
-)
+@given(st.lists(FAMILIES, min_size=1, max_size=4), st.integers(1, 200), st.randoms())
 def test_trees(families, budget, chance):
     rows = [row for seed, found in enumerate(families) for row in family(seed, *found)]
     chance.shuffle(rows)

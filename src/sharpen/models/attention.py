@@ -1,9 +1,10 @@
 """Our attention: one function that transformers calls in every layer, for three ways of laying out
 tokens.
 
-Packed rows lie end to end in one line and do not see each other: nothing is spent on padding.
-Tokens of a `SlotStep` are written into a cache of keys and values that keeps a row for each
-sequence, and see what their row holds. Anything else is ordinary causal attention. The kernel of
+Packed rows lie end to end in one line and do not see each other, but for a prompt that they share
+(`shared_prompt.py`, which has a kernel on a CPU too): nothing is spent on padding. Tokens of
+a `SlotStep` are written into a cache of keys and values that keeps a row for each sequence, and see
+what their row holds. Anything else is ordinary causal attention. The kernel of
 the first two needs a GPU and half precision; elsewhere rows are padded, and slots are computed by
 plain torch.
 """

@@ -29,29 +29,23 @@ def shares_prompts(decoder: Any) -> bool:
     return plain and hasattr(decoder, "rotary_emb") and all(hasattr(x, "self_attn") for x in layers)
 
 
-def parts(row_ends: Tensor, rest_ends: Tensor, sizes: Tensor) -> Any:
+def parts(ends: Tensor, rest_ends: Tensor, sizes: Tensor) -> Any:
     """Which rows of queries see which keys (ends of both, the longest, causally or all): stretches
     themselves, and rests their prompts; and where rests and prompts lie."""
     prompts, rests, longest = sizes.tolist()
-    own = (row_ends, row_ends, longest, True)
-    asked = (rest_ends, row_ends[: len(rest_ends)], longest, False)
+    own = (ends, ends, longest, True)
+    asked = (rest_ends, ends[: len(rest_ends)], longest, False)
     return own, asked, slice(prompts, prompts + rests), slice(prompts)
 
 
 @torch.library.custom_op("sharpen::shared_attention", mutates_args=())
 def shared_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    row_ends: Tensor,
-    rest_ends: Tensor,
-    sizes: Tensor,
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, rest_ends: Tensor, sizes: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     """The output (tokens first), and the logarithm of each softmax's normaliser (heads first).
-    `row_ends` are of all stretches, `rest_ends` of each prompt's rests together; `sizes`, on the
+    `ends` are of all stretches, `rest_ends` of each prompt's rests together; `sizes`, on the
     CPU: the tokens of all prompts, of all rests, and an upper bound of those between two ends."""
-    own, asked, rests, prompts = parts(row_ends, rest_ends, sizes)
+    own, asked, rests, prompts = parts(ends, rest_ends, sizes)
     out, total_H_T = forward(q, k, v, own, scale)
     out = out.contiguous()  # whatever the kernel likes, the compiler is promised this
     more = forward(q[rests], k[prompts], v[prompts], asked, scale)
@@ -63,14 +57,13 @@ def shared_attention(
 def shared_attention_backward(
     grad: Tensor, kept: list[Tensor], scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v, row_ends, rest_ends, sizes, out, total_H_T = kept
-    own, asked, rests, prompts = parts(row_ends, rest_ends, sizes)
-    whole = [grad, q, k, v, out, total_H_T]
-    dq, dk, dv = (slope.contiguous() for slope in backward(whole, own, scale))
+    q, k, v, ends, rest_ends, sizes, out, total_H_T = kept
+    own, asked, rests, prompts = parts(ends, rest_ends, sizes)
+    whole = backward([grad, q, k, v, out, total_H_T], own, scale)
     given = [grad[rests], q[rests], k[prompts], v[prompts], out[rests], total_H_T[:, rests]]
-    for slope, place, added in zip(
-        (dq, dk, dv), (rests, prompts, prompts), backward(given, asked, scale), strict=True
-    ):
+    dq, dk, dv = (slope.contiguous() for slope in whole)
+    more = backward(given, asked, scale)
+    for slope, place, added in zip((dq, dk, dv), (rests, prompts, prompts), more, strict=True):
         slope[place] += added
     return dq, dk, dv
 
@@ -98,13 +91,10 @@ def backward(given: list[Tensor], rows: Any, scale: float) -> Any:
     grad, q, k, v, out, total_H_N = given
     *ends, longest, causal = rows
     if q.is_cuda:
-        chance = (
-            torch.zeros(2, dtype=torch.uint64, device=q.device),
-            torch.empty(0, device=q.device),
-        )
+        chance = torch.zeros(2, dtype=torch.uint64, device=q.device)  # there is no dropout
         run, more = torch.ops.aten._flash_attention_backward, (longest, longest, 0.0, causal)
         given = [grad.contiguous(), q, k, v, out, total_H_N.contiguous()]
-        return run(*given, *ends, *more, *chance, scale=scale)
+        return run(*given, *ends, *more, chance, chance, scale=scale)
     groups = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
     run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
