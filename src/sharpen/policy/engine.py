@@ -215,15 +215,16 @@ class Engine:
 
     def harvest(self, tokens: Any, logprobs: Any) -> list[tuple[Any, Sampled]]:
         """Hand out what was sampled; who is done leaves its row, and what that holds stays."""
+        ends = np.isin(tokens, list(self.stop_ids))
+        first = np.where(ends.any(0), ends.argmax(0), len(tokens)).tolist()  # that ends an answer
         done, columns = [], (tokens.T.tolist(), logprobs.T.tolist())
         for row, request in list(self.live.items()):
-            stop = None
-            for token, logprob in zip(columns[0][row], columns[1][row], strict=True):
-                request.ids.append(token)
-                request.logprobs.append(logprob)
-                stop = self.stopped(request, token)
-                if stop is not None:
-                    break
+            room = request.sampling.max_tokens - len(request.ids)
+            taken, stop = min(first[row] + 1, room, len(tokens)), None
+            request.ids += columns[0][row][:taken]
+            request.logprobs += columns[1][row][:taken]
+            if first[row] < taken or taken == room or request.matcher or request.sampling.stop:
+                stop = self.stopped(request, request.ids[-1])
             if stop is not None:
                 del self.live[row]
                 # the last sampled token was never an input

@@ -31,7 +31,8 @@ PREFILL_TOKENS = {"cuda": 16_384, "cpu": 2048}  # at a time
 GPU_SHARE = 0.4  # of the free memory, for the cache
 CPU_BYTES = 4 << 30
 ROUND = 256  # places come in multiples of this
-SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96)  # numbers of rows with a graph; then every 32
+SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # numbers of rows with a graph
+LARGER = 128  # behind them, every so many
 FIELDS = ("token", "position", "used", "seed")
 New = tuple[int, int, Sequence[int]]  # row, first new place, ids of the whole row
 
@@ -54,6 +55,7 @@ class Slots:
         self.layers, self.inner = text.num_hidden_layers, (heads, width)
         self.rows = self.places = 0
         self.graphs: dict[Any, Any] = {}
+        self.pool: Any = None
         self.calls: list[Any] = []  # compiled layers
 
     def version(self) -> int:
@@ -101,7 +103,7 @@ class Slots:
         """How many rows a step of so many live ones computes."""
         if not self.kernel:
             return rows
-        fitting = next((size for size in SIZES if size >= rows), -(-rows // 32) * 32)
+        fitting = next((size for size in SIZES if size >= rows), -(-rows // LARGER) * LARGER)
         return min(fitting, self.rows)
 
     # Prompts --------------------------------------------------------------------------------------
@@ -211,6 +213,8 @@ class Slots:
         key = size, greedy, cut
         if key not in self.graphs:
             whole, stream = self.whole.clone(), torch.cuda.Stream()
+            # one runs at a time, and nothing of it is read behind it: they share their memory
+            self.pool = self.pool or torch.cuda.graph_pool_handle()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(3):
@@ -218,7 +222,8 @@ class Slots:
             torch.cuda.current_stream().wait_stream(stream)
             self.graphs[key] = torch.cuda.CUDAGraph()
             # other threads (a learner that samples ahead) go on with their own work meanwhile
-            with torch.cuda.graph(self.graphs[key], capture_error_mode="thread_local"):
+            how = {"pool": self.pool, "capture_error_mode": "thread_local"}
+            with torch.cuda.graph(self.graphs[key], **how):
                 self.step(size, greedy, cut, 0)
             self.whole.copy_(whole)
             self.number.zero_()
