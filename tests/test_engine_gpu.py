@@ -49,7 +49,7 @@ def test_kernel_of_a_step_is_plain_attention(heads, shared, width, window):
     wanted[0].flatten(0, 1)[at_N], wanted[1].flatten(0, 1)[at_N] = k, v
     found = attend(q, k, v, cache, at_N, used, None, window)
     assert torch.equal(cache, wanted)
-    step = SlotStep(cache, at_N, at_N, at_N, used, 1, False, (rows, places))
+    step = SlotStep(cache, at_N, at_N, at_N, used, 1, False, (rows, places, {}))
     plain = decoded(q.float().contiguous(), *wanted.float(), step, None, window or places)
     assert (found.float() - plain).abs().max() < 0.02
 

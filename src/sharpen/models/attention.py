@@ -141,7 +141,7 @@ class SlotStep:
     used: torch.Tensor  # int32
     longest: int  # new tokens of one row
     kernel: bool
-    plain: Any = None  # without it: (rows, places to read), or [(row, new tokens, used)]
+    plain: Any = None  # without it: (rows, places to read, masks), or [(row, new tokens, used)]
 
 
 under_way = threading.local()  # its `step` is the SlotStep that layers called with `slots` are in
@@ -192,23 +192,25 @@ def like_queries(q: Any, *others: Any) -> Any:
 
 def decoded(q_N_H_D: Any, keys: Any, values: Any, step: SlotStep, scale: Any, window: int) -> Any:
     """One new token a row, rows side by side; the heads that share a key are its queries."""
-    rows, read = step.plain
+    rows, read, masks = step.plain
     k, v = keys[:rows, :read], values[:rows, :read]
     heads, width = k.shape[2:]
     q = q_N_H_D.view(rows, heads, -1, width)
-    back = step.used[:rows, None] - 1 - torch.arange(read, device=k.device)
-    seen = (back >= 0) & (back < window)
+    if window not in masks:  # the first layer makes it for all
+        back = step.used[:rows, None] - 1 - torch.arange(read, device=k.device)
+        unseen = (back < 0) | (back >= window)
+        masks[window] = q.new_zeros(rows, 1, read).masked_fill_(unseen[:, None], float("-inf"))
     if heads > FEW_HEADS:
         k, v = k.transpose(1, 2), v.transpose(1, 2)
-        found = F.scaled_dot_product_attention(q, k, v, seen[:, None, None], scale=scale)
+        found = F.scaled_dot_product_attention(q, k, v, masks[window][:, None], scale=scale)
         return found.reshape(q_N_H_D.shape)
     # one product for all heads, queries being 0 where the keys are another head's: twice as fast
-    own = torch.eye(heads, dtype=q.dtype, device=q.device)
-    spread = torch.einsum("rhgd,hk->rhgkd", q, own).flatten(3)
-    unseen = q.new_zeros(rows, read).masked_fill_(~seen, float("-inf"))
+    spread = q.new_zeros(rows, heads, q.shape[2], heads, width)
+    spread.diagonal(dim1=1, dim2=3).copy_(q.permute(0, 2, 3, 1))
     alpha = width**-0.5 if scale is None else scale
-    scores = torch.baddbmm(unseen[:, None], spread.flatten(1, 2), k.flatten(2).mT, alpha=alpha)
-    found = torch.bmm(scores.softmax(-1), v.flatten(2)).view(rows, heads, -1, heads, width)
+    given = spread.view(rows, -1, heads * width), k.flatten(2).mT
+    shares = torch.baddbmm(masks[window], *given, alpha=alpha).softmax(-1)
+    found = torch.bmm(shares, v.flatten(2)).view(spread.shape)
     return found.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).reshape(q_N_H_D.shape)
 
 

@@ -26,7 +26,8 @@ from sharpen.models.lora import fuse_lora
 from sharpen.policy.choosing import choose, likeliest
 from sharpen.types import SharpenError
 
-STRIDE = 8  # steps on a GPU between two looks at what was sampled
+STRIDE = 8  # steps on a GPU between two looks at what was sampled, the most there are
+CPU_STRIDE, CPU_ROWS = 4, 8  # on a CPU, where a step of rows that are done costs more; in so many
 PREFILL_TOKENS = {"cuda": 16_384, "cpu": 2048}  # at a time
 GPU_SHARE = 0.4  # of the free memory, for the cache
 CPU_BYTES = 4 << 30
@@ -102,7 +103,7 @@ class Slots:
     def size(self, rows: int) -> int:
         """How many rows a step of so many live ones computes."""
         if not self.kernel:
-            return rows
+            return min(-(-rows // CPU_ROWS) * CPU_ROWS, self.rows)
         fitting = next((size for size in SIZES if size >= rows), -(-rows // LARGER) * LARGER)
         return min(fitting, self.rows)
 
@@ -168,14 +169,13 @@ class Slots:
         self.broken[:, :size] = self.on_device(chances)
         self.number.zero_()
         greedy, cut = not chances[0].any(), bool((chances[1] < 1).any())
-        steps = STRIDE if self.kernel and allowed is None else 1
-        if steps == 1:
-            read = int(state[2].max())
-            self.step(size, greedy, cut, read, allowed)
-        else:
-            graph = self.graph(size, greedy, cut)
-            for _ in range(steps):
+        steps = 1 if allowed is not None else STRIDE if self.kernel else CPU_STRIDE
+        graph = self.graph(size, greedy, cut) if steps == STRIDE else None
+        for number in range(steps):
+            if graph:
                 graph.replay()
+            else:
+                self.step(size, greedy, cut, int(state[2].max()) + number, allowed)
         return self.sampled[:steps, :size].cpu().numpy(), self.logprobs[:steps, :size].cpu().numpy()
 
     def step(self, size: int, greedy: bool, cut: bool, read: int, allowed: Any = None) -> None:
@@ -191,7 +191,7 @@ class Slots:
             used.int(),
             1,
             self.kernel,
-            (size, read),
+            (size, read, {}),
         )
         hidden_B_D = self.forward(token, position, slots)
         logits_B_V = self.head(hidden_B_D)
