@@ -7,10 +7,10 @@ import pytest
 
 from agent_items import EMPTY, Says
 from sharpen.data.sources import AgentTrainingUsage
+from sharpen.envs.perturb import WAYS, Perturbation
 from sharpen.evals.baselines import gold_messages
 from sharpen.evals.evaluator import AgentTrainingEvaluator
 from sharpen.evals.metrics import FIVE
-from sharpen.evals.perturb import WAYS, Perturbation
 from sharpen.types import Dialog, SharpenError
 
 ZERO = ("hallucinated_tool_rate", "over_calling_rate")

@@ -17,13 +17,14 @@ import sharpen.train.practice as practice
 import sharpen.train.run as run_module
 from guessing import accuracy, metrics, tasks, write
 from sharpen.config import ConfigError
+from sharpen.evals.baselines import Gold
 from sharpen.models.load import ModelConfig, load_model, load_tokenizer
 from sharpen.report.runs import write_report
 from sharpen.train.config import GRPOConfig
 from sharpen.train.experience import Judge
 from sharpen.train.grpo import GRPOTrainer
 from sharpen.train.learner import Learner
-from sharpen.types import SharpenError
+from sharpen.types import Dialog, SharpenError
 
 pytestmark = pytest.mark.usefixtures("without_reports")
 
@@ -402,3 +403,20 @@ def test_kill_9_anywhere(guesser, tmp_path, verb):
     assert metrics(tmp_path / "p") == metrics(tmp_path / "w")
     files = [tmp_path / n / "final" / "adapter_model.safetensors" for n in ("p", "w")]
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_perturbed_tasks_are_shown_otherwise_and_scored_as_they_are(guesser, tmp_path):
+    """Who says gold's calls in the words that it was shown is right, in the world too."""
+    given = {"env": "toolworld", "perturb": ["rename", "shuffle"], "gate": 0, "group_size": 2}
+    data = "agent_benchmark/planning:dev"
+    practice = GRPOTrainer(config(guesser, data, **given), tmp_path / "run").practice
+    chosen = [task for task in practice.tasks if task.id in practice.changed.tasks]
+    assert 0.3 < len(chosen) / len(practice.tasks) < 0.7
+    for task in (chosen[0], next(t for t in practice.tasks if t not in chosen)):
+        practice.policy = Gold([task], practice.changed.outward)
+        (group,) = practice.attempt([task], 0)
+        assert (group.rewards > 0.9).all()
+        seen = Dialog(task.messages, task.tools, task.id)
+        shown = {tool.name for tool in practice.changed.dialog(seen).tools}
+        own = {tool.name for tool in task.tools}
+        assert shown.isdisjoint(own) if task in chosen else shown == own

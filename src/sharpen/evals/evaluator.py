@@ -14,6 +14,7 @@ from pydantic import Field
 
 from sharpen import records
 from sharpen.config import Config, parse_config, read_yaml
+from sharpen.envs.perturb import Perturbation, Perturbed
 from sharpen.evals.benchmarks import AGENT, GENERAL, agent_suite, load_benchmark
 from sharpen.evals.intervals import Difference, Figure, figure, paired
 from sharpen.evals.items import (
@@ -25,7 +26,6 @@ from sharpen.evals.items import (
     collect,
 )
 from sharpen.evals.metrics import METRICS, find_metrics, summarise
-from sharpen.evals.perturb import Perturbation, Perturbed
 from sharpen.evals.subjects import Subject, find_subject
 from sharpen.report.runs import write_report
 from sharpen.rollout import MakeEnvironment, OneTurn

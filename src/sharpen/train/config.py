@@ -167,6 +167,8 @@ class RLConfig(RunConfig):
     monitor: bool = False  # look for reward hacking
     curriculum: bool = False  # tasks by measured pass rate, instead of one after the other
     self_play: float = Field(0.0, ge=0, le=1)  # share of tasks in which the policy proposes tasks
+    perturb: tuple[Literal["rename", "shuffle", "distract"], ...] = ()  # of tools in training tasks
+    perturbed: float = Field(0.5, gt=0, le=1)  # share of tasks that are
     learning_rate: float = Field(1e-5, gt=0)
     lr_scheduler: Literal["cosine", "linear", "constant"] = "constant"
     warmup_ratio: float = Field(0.0, ge=0, le=1)

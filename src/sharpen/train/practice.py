@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 
 from sharpen.data.sources import read_tasks
+from sharpen.envs.perturb import Perturbation, PerturbedEnvironment
 from sharpen.records import write_jsonl
 from sharpen.rewards.compose import build_reward
 from sharpen.rewards.hacking import SURE, HackingMonitor, RLVRHackingDetector
@@ -53,6 +55,10 @@ class Practice:
         default = reward or (build_reward(config.reward) if config.reward else None)
         self.reward = default or TaskReward(config.reward_workers)
         self.play = self.self_play() if config.self_play else None
+        chosen = [
+            t for t in self.tasks if Random(f"{config.seed} {t.id}").random() < config.perturbed
+        ]
+        self.changed = Perturbation(chosen if config.perturb else (), config.perturb, config.seed)
         self.judge = Judge(
             self.play or self.reward,
             config.drop_stops,
@@ -122,7 +128,14 @@ class Practice:
         sampling = Sampling(
             config.max_tokens, temperature, config.top_p, seed, constrained=config.constrained
         )
-        return rollout(self.policy, tasks, self.make, sampling, config.max_turns)
+        if not config.perturb:
+            return rollout(self.policy, tasks, self.make, sampling, config.max_turns)
+
+        def make() -> PerturbedEnvironment:
+            return PerturbedEnvironment(self.make(), self.changed)
+
+        made = rollout(self.policy, tasks, make, sampling, config.max_turns)
+        return [self.changed.meant(trajectory) for trajectory in made]
 
     def attempt(self, tasks: list[Task], seed: int) -> list[Group]:
         """Each task several times, scored."""

@@ -1,5 +1,6 @@
-"""Perturbed copies of a benchmark, to tell skill from memory: tools and arguments under other
-names, candidates in another order, more of them.
+"""Perturbed copies of tasks: tools and arguments under other names, candidates in another order,
+more of them. In an evaluation they tell skill from memory, in training they reward reading what a
+tool says of itself.
 
 Only what a policy sees is changed, and what it says is changed back: the tasks, the worlds they are
 done in and the rewards stay as they are. A name that the policy was not shown stays unknown.
@@ -14,13 +15,16 @@ from typing import Any
 
 from sharpen.types import (
     Dialog,
+    Environment,
     Message,
     Policy,
     Sampling,
     SharpenError,
+    StopReason,
     Task,
     ToolCall,
     ToolSpec,
+    Trajectory,
     Turn,
 )
 
@@ -92,6 +96,18 @@ class Perturbation:
         _, names = self.shown.get(task_id, ((), Names({}, {})))
         return names.back().message(message, "unknown.") if names.tools else message
 
+    def meant(self, made: Trajectory) -> Trajectory:
+        """With what was said as a reward knows it; ids stay as they were sampled."""
+        turns = [
+            replace(
+                turn,
+                message=self.inward(made.task_id, turn.message),
+                results=tuple(self.inward(made.task_id, result) for result in turn.results),
+            )
+            for turn in made.turns
+        ]
+        return replace(made, turns=tuple(turns)) if made.task_id in self.shown else made
+
     def draw(self, task: Task, tools: Sequence[ToolSpec]) -> tuple[tuple[ToolSpec, ...], Names]:
         chance, names = Random(f"{self.seed} {task.id}"), Names({}, {})
         if "distract" in self.ways:
@@ -123,6 +139,22 @@ def category(task: Task) -> str:
 
 def fields_of(tool: ToolSpec) -> dict[str, str]:
     return {name: f"arg_{n}" for n, name in enumerate(tool.parameters.get("properties") or {}, 1)}
+
+
+class PerturbedEnvironment:
+    """An environment whose tools a policy is shown perturbed, and which hears what it meant."""
+
+    def __init__(self, inner: Environment, changed: Perturbation):
+        self.inner, self.changed, self.task = inner, changed, ""
+        self.inline = getattr(inner, "inline", False)
+
+    def reset(self, task: Task) -> Dialog:
+        self.task = task.id
+        return self.changed.dialog(self.inner.reset(task))
+
+    def step(self, message: Message) -> tuple[tuple[Message, ...], StopReason | None]:
+        results, stop = self.inner.step(self.changed.inward(self.task, message))
+        return tuple(self.changed.outward(self.task, result) for result in results), stop
 
 
 class Perturbed:
