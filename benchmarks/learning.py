@@ -53,9 +53,10 @@ SEED = 1  # the built sets have 0
 EARNED = dict.fromkeys(WEIGHTS, 0.0) | {"task_completion": 0.8, "tool_accuracy": 0.2}
 REWARD = {"weights": EARNED, "penalties": dict.fromkeys(PENALTIES, 0.0)}
 RUN: Json = {"full": True, "save_steps": 1_000_000, "keep_checkpoints": 1, "token_budget": 32768}
-SFT = RUN | {"learning_rate": 3e-4, "num_epochs": 4, "eval_steps": 100, "max_length": 2048}
-GRPO = RUN | {"learning_rate": 1e-5, "beta": 0.0, "group_size": 8, "tasks_per_step": 32}
-GRPO |= {"max_steps": 100, "max_tokens": 192, "max_turns": 8, "max_length": 3072, "eval_steps": 10}
+SFT = RUN | {"learning_rate": 3e-4, "num_epochs": 3, "eval_steps": 100, "max_length": 2048}
+GRPO = RUN | {"learning_rate": 3e-5, "beta": 0.0, "group_size": 8, "tasks_per_step": 128}
+GRPO |= {"minibatches": 4, "rollout_rows": 1024, "warmup_ratio": 0.05, "curriculum": True}
+GRPO |= {"max_steps": 100, "max_tokens": 128, "max_turns": 7, "max_length": 3072, "eval_steps": 10}
 GRPO |= {"env": "toolworld", "gate": 0.0}
 
 
@@ -209,6 +210,8 @@ def train_sft(options: Any) -> None:
     def metric(model: Any, renderer: Any) -> float:
         policies[:] = policies or [LocalPolicy(model, renderer)]
         rows = play(policies[0], data / "curve.jsonl")
+        failed = [row for row in rows if not row["task_completion"]]
+        write_jsonl(folder / "failed-sft.jsonl", failed)  # to look at
         return float(np.mean([row["task_completion"] for row in rows]))
 
     print(AgentSFTTrainer(AgentSFTConfig(**given), folder / "sft", metric).train())
