@@ -115,10 +115,6 @@ class Episode:
     def reset(self) -> None:
         self.tables, self.calls = Tables(self.base), 0
 
-    def entity(self, table: str) -> Entity:
-        category, name = table.split(".")
-        return self.domains[category].entities[name]
-
     def base(self, entity: Entity) -> dict[str, Json]:
         category, name = entity.table.split(".")
         return base_rows(self.domains[category].entities, self.family, self.seed, name)
@@ -171,10 +167,7 @@ class Episode:
         return {table: dict(edits) for table, edits in self.tables.edits.items()}
 
     def restore(self, snapshot: Json) -> None:
-        self.tables = Tables(self.base)
-        for table, edits in snapshot.items():
-            for key, row in edits.items():
-                self.tables.put(self.entity(table), key, row)
+        self.tables.edits = {table: dict(edits) for table, edits in snapshot.items()}
 
     def state(self) -> Json:
         """Every row, for a reader: table → key → row."""
@@ -185,13 +178,13 @@ class Episode:
         """What differs from the start, as end states are compared: table → key → row, or None."""
         out: Json = {}
         for table, edits in self.tables.edits.items():
-            entity = self.entity(table)
-            base = self.base(entity)
-            written = {key: row for key, row in edits.items() if row != base.get(key)}
-            if written:
-                out[table] = {
-                    k: row and entity.public(row, base.get(k)) for k, row in written.items()
-                }
+            category, name = table.split(".")
+            entity = self.domains[category].entities[name]
+            base, written = self.base(entity), dict[str, Json | None]()
+            for key, row in edits.items():
+                if row != base.get(key):
+                    written[key] = row and entity.public(row, base.get(key))
+            out |= {table: written} if written else {}
         return out
 
     def same(self, other: Episode) -> bool:

@@ -169,10 +169,6 @@ class Operation(Config):
         """Whether the tool takes the key of one row of its entity."""
         return bool(self.entity) and "key" in self.signature[0]
 
-    @cached_property
-    def settings(self) -> Json:
-        return {name: getattr(self, name) for name in self.own}
-
     def parameters(self) -> list[Param]:
         return [param for word in self.signature[0] for param in takes(self, word)]
 
@@ -195,7 +191,7 @@ class Operation(Config):
         call.enter()
         if "refused" not in self.signature[1]:  # else each row is looked at by itself
             self.guard(call.scope)
-        result = type(self).run(self, call, **self.settings)
+        result = type(self).run(self, call, **{name: getattr(self, name) for name in self.own})
         for name, expression in self.returns.items():
             result[name] = call.scope[name] = tidy(expression(call.scope))
         return result

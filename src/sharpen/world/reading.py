@@ -9,15 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, InstanceOf
 
 from sharpen.types import Json
-from sharpen.world.expressions import (
-    Condition,
-    Expr,
-    Expression,
-    Where,
-    clock,
-    minutes,
-    parse_named,
-)
+from sharpen.world.expressions import Expr, Expression, Where, clock, minutes, parse_named
 from sharpen.world.fields import plain
 from sharpen.world.operations import Call, Names, Operation, operation, refuse, tidy
 from sharpen.world.state import Scope
@@ -72,7 +64,7 @@ class Selecting(Operation):
     keep: Expr | None = None
 
     @cached_property
-    def conditions(self) -> tuple[Condition, ...]:
+    def conditions(self) -> tuple[Where, ...]:
         parent: str = getattr(self, "of", "")
         return (parse_named(parent), *self.where) if parent else self.where
 
@@ -116,9 +108,8 @@ class Selecting(Operation):
         """The first few rows by a figure worked out for each."""
         scored = [(tidy(by(call.names(row))), row) for row in self.selected(call)]
         scored.sort(key=lambda pair: pair[0], reverse=order == "highest")
-        shown = []
-        for value, row in scored[: call.args["top"]]:
-            shown.append(self.home.show(row, show) | ({score: value} if score else {}))
+        top = [({score: value} if score else {}, row) for value, row in scored[: call.args["top"]]]
+        shown = [self.home.show(row, show) | figure for figure, row in top]
         return {"count": len(scored), self.home.plural: shown}
 
     @operation("filters with -> count:integer spread")

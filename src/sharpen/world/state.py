@@ -36,15 +36,12 @@ class Entity(Config):
 
     def public(self, row: Json, base: Json | None) -> Json:
         """What counts when end states are compared: free wording only counts as changed or not."""
-        before, fields = base or {}, self.fields
-        changed = {
-            n: v is not None and v != before.get(n) for n, v in row.items() if fields[n].free
-        }
-        return row | changed
+        before, free = base or {}, [name for name in row if self.fields[name].free]
+        return row | {n: row[n] is not None and row[n] != before.get(n) for n in free}
 
-    def reference(self, about: str = "") -> Field:
+    def reference(self) -> Field:
         """The key, as other rows and parameters hold it."""
-        return Field(kind="ref", spec=self.name, about=about or self.fields[self.key].about)
+        return Field(kind="ref", spec=self.name, about=self.fields[self.key].about)
 
     def select(self, names: Iterable[str]) -> dict[str, Field]:
         """These fields, or all of them; a name that is none of them is an error."""
@@ -142,13 +139,12 @@ def base_rows(entities: Entities, family: Family, seed: int, name: str) -> dict[
     def find(other: str, key: str) -> Json:
         return base_rows(entities, family, seed, other)[key]
 
-    def scope(row: Json) -> Scope:
-        return Scope(entities, find, row | today)
-
     fill, rows = entities.drawn(entity, family), dict[str, Json]()
     for key in keys(name):
         rows[key] = {entity.key: key}
-        fill(rows[key], scope, rng.random, rng.sample, keys)
+        fill(
+            rows[key], lambda row: Scope(entities, find, row | today), rng.random, rng.sample, keys
+        )
     return rows
 
 
@@ -205,8 +201,7 @@ def diff(found: Json, wanted: Json) -> list[str]:
             if left[key] != right[key]:
                 lines.append(f"{at}: {'not ' if left[key] else ''}removed")
         else:
-            pairs = [(name, left[key].get(name), value) for name, value in right[key].items()]
-            lines += [
-                f"{at}.{n}: {is_!r}, expected {want!r}" for n, is_, want in pairs if is_ != want
-            ]
+            for name, value in right[key].items():
+                if (is_ := left[key].get(name)) != value:
+                    lines.append(f"{at}.{name}: {is_!r}, expected {value!r}")
     return lines
