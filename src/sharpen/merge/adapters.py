@@ -5,8 +5,6 @@ A reference in a recipe is a model folder, `model+adapter`, `model+vector.safete
 adapter folder alone, whose base is the one it names or the recipe's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

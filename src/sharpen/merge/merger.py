@@ -1,21 +1,16 @@
 """`ModelMerger` on state dicts in memory, and `merge_domain_experts` on model folders."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sharpen.merge import require
 from sharpen.merge.method import METHODS
 from sharpen.merge.recipe import InputModel, MergeConfig, meant
 from sharpen.merge.stream import DEFAULTS, MergeOptions, merge
-from sharpen.merge.tiles import Tile, Tiles
+from sharpen.merge.tiles import Array, Tile, Tiles
 from sharpen.merge.vectors import StateDict, Weights, same_names, widened
 from sharpen.types import Json
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class ModelMerger:
@@ -88,7 +83,7 @@ def merge_dicts(
     return merged
 
 
-def in_memory(tensors: Sequence[Tensor], name: str, seed: int) -> Tiles:
+def in_memory(tensors: Sequence[Array], name: str, seed: int) -> Tiles:
     """Whole tensors as one tile."""
     first = tensors[0]
     rows = first.shape[0] if first.dim() > 1 else 1

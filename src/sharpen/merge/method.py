@@ -4,8 +4,6 @@
 shared. A function takes tiles and parameters and returns the function that merges one tile.
 """
 
-from __future__ import annotations
-
 import inspect
 import keyword
 from collections.abc import Callable, Sequence

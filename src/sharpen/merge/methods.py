@@ -4,8 +4,6 @@ Where a method has a base it comes first in a tile. On the sphere everything hap
 that the inputs span: one look gives their inner products, the rest is scalars.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

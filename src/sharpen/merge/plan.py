@@ -3,8 +3,6 @@
 Nothing is written here. A wrong model, shape, name or parameter is an error before any work.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 What is good is the caller's: a function from the folder of a merged model to a number.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Callable

@@ -5,8 +5,6 @@ reading them again for another look is cheaper than keeping them. The folder tak
 when everything in it is complete.
 """
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import os

@@ -6,8 +6,6 @@ torch's; code keeps to what the two have in common. Neither selection by magnitu
 numbers depend on tile size, processes or device.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import zlib

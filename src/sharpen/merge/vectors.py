@@ -1,10 +1,6 @@
-"""Task vectors: what fine-tuning changed, as arithmetic on state dicts and as files.
-
-A file holds a tensor's differences densely, or as positions and values where that is smaller.
-Differences are float32, so that base + vector is the tuned model again, bit for bit.
-"""
-
-from __future__ import annotations
+"""Task vectors: what fine-tuning changed, as arithmetic on state dicts and as files, which hold a
+tensor's differences densely, or as positions and values where that is smaller. Differences are
+float32, so that base + vector is the tuned model again, bit for bit."""
 
 import os
 import tempfile
@@ -45,9 +41,7 @@ class TaskVectorArithmetic:
         base_state_dict: StateDict, task_vector: StateDict, scaling: float = 1.0
     ) -> Weights:
         changed = combined([base_state_dict, task_vector], [1.0, scaling])
-        return OrderedDict(
-            (n, tensor.to(base_state_dict[n].dtype)) for n, tensor in changed.items()
-        )
+        return OrderedDict((n, t.to(base_state_dict[n].dtype)) for n, t in changed.items())
 
     @staticmethod
     def add_task_vectors(
@@ -82,8 +76,8 @@ def same_names(first: Mapping[str, Any], second: Mapping[str, Any], who: str = "
     odd = sorted(first.keys() ^ second.keys())
     require(not odd, f"{who} differ in {len(odd)} tensors: {', '.join(odd[:3])}")
     for name, tensor in first.items():
-        shapes = [list(tensor.shape), list(second[name].shape)]
-        require(shapes[0] == shapes[1], f"{who}: {name}: shapes differ: {shapes[0]}, {shapes[1]}")
+        one, other = list(tensor.shape), list(second[name].shape)
+        require(one == other, f"{who}: {name}: shapes differ: {one}, {other}")
 
 
 # ---- files -----------------------------------------------------------------------------------
@@ -145,9 +139,7 @@ def open_vector(file: Path) -> Model:
     tensors = {name: spec for name, spec in stored.tensors.items() if not name.endswith(PARTS)}
     for name in [n.removesuffix(SHAPE) for n in stored.tensors if n.endswith(SHAPE)]:
         tensors[name] = Spec("float32", tuple(stored.whole(name + SHAPE).tolist()))
-    sparse = lru_cache(8)(
-        lambda name: (stored.whole(name + POSITIONS), stored.whole(name + VALUES))
-    )
+    sparse = lru_cache(8)(lambda n: (stored.whole(n + POSITIONS), stored.whole(n + VALUES)))
 
     def read(name: str, start: int, stop: int) -> np.ndarray:
         if name in stored.tensors:

@@ -4,8 +4,6 @@ A token that a model lacks takes its row from the base if that has it, from the 
 it, or else the mean of those that do, as in mergekit.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

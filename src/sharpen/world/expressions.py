@@ -3,8 +3,6 @@
 `and/or/not`, `a if c else b`, a field of another row (`flight.fare`), and the functions below.
 Nothing in them can loop, call back or reach outside."""
 
-from __future__ import annotations
-
 import ast
 import json
 import math

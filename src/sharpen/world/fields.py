@@ -1,8 +1,6 @@
 """A field: what a value looks like, said once. Rows are drawn from it and the JSON schemas of
 parameters and outputs are derived from it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, timedelta

@@ -6,8 +6,6 @@ messages; the environment and the agent reward both go through it.
 "arguments"}, …]}`; the calls are one way to the wanted end state, not the only one.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Container, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Phrases of a domain file: `{slot}`s and how values are spoken in them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -60,7 +58,7 @@ def spoken(value: Any) -> str:
     return str(value).removesuffix("_id").replace("_", " ")
 
 
-def missing_question(tool: Tool, parameter: str) -> str:
+def missing_question(tool: "Tool", parameter: str) -> str:
     """What the assistant asks when a request leaves this parameter out."""
     param = tool.params[parameter]
     about = param.field.about

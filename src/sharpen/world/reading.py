@@ -1,7 +1,5 @@
 """The operations that read."""
 
-from __future__ import annotations
-
 import re
 from functools import cache, cached_property
 from typing import Annotated, Any, Literal
@@ -108,8 +106,9 @@ class Selecting(Operation):
         """The first few rows by a figure worked out for each."""
         scored = [(tidy(by(call.names(row))), row) for row in self.selected(call)]
         scored.sort(key=lambda pair: pair[0], reverse=order == "highest")
-        top = [({score: value} if score else {}, row) for value, row in scored[: call.args["top"]]]
-        shown = [self.home.show(row, show) | figure for figure, row in top]
+        shown = []
+        for value, row in scored[: call.args["top"]]:
+            shown.append(self.home.show(row, show) | ({score: value} if score else {}))
         return {"count": len(scored), self.home.plural: shown}
 
     @operation("filters with -> count:integer spread")

@@ -1,8 +1,6 @@
 """Entities, their seeded rows, and the per-episode state over them: base rows are drawn once for a
 category, family and seed, shared and never changed; an episode keeps only what it changed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random
@@ -139,12 +137,13 @@ def base_rows(entities: Entities, family: Family, seed: int, name: str) -> dict[
     def find(other: str, key: str) -> Json:
         return base_rows(entities, family, seed, other)[key]
 
+    def scope(row: Json) -> Scope:
+        return Scope(entities, find, row | today)
+
     fill, rows = entities.drawn(entity, family), dict[str, Json]()
     for key in keys(name):
         rows[key] = {entity.key: key}
-        fill(
-            rows[key], lambda row: Scope(entities, find, row | today), rng.random, rng.sample, keys
-        )
+        fill(rows[key], scope, rng.random, rng.sample, keys)
     return rows
 
 
