@@ -1,9 +1,6 @@
-"""What can be laid over a model while it is read: a LoRA adapter or a task vector; and adapters
-merged with each other.
-
-A reference in a recipe is a model folder, `model+adapter`, `model+vector.safetensors`, or an
-adapter folder alone, whose base is the one it names or the recipe's.
-"""
+"""What can be laid over a model while it is read (a LoRA adapter or a task vector), and adapters
+merged with each other. A reference in a recipe is a model folder, `model+adapter`,
+`model+vector.safetensors`, or an adapter folder, whose base is the one it names or the recipe's."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -61,8 +58,8 @@ class Adapter:
 
 def open_adapter(folder: Path) -> Adapter:
     for file in (ADAPTER_CONFIG, WEIGHTS):
-        exists = (folder / file).exists()
-        require(exists, f"{folder}: has no {file}, so it is not an adapter folder")
+        found = (folder / file).exists()
+        require(found, f"{folder}: has no {file}, so it is not an adapter folder")
     config = read_json(folder / ADAPTER_CONFIG)
     kind = config.get("peft_type")
     require(kind == "LORA", f"{folder}: {kind} is not a LoRA adapter")
@@ -76,7 +73,7 @@ def open_adapter(folder: Path) -> Adapter:
         elif ".lora_A." in name or ".lora_embedding_A" in name:
             updates[name.split(".lora_")[0]] = update_of(stored, name, names)
         else:
-            known = any(part in name for part in (".lora_B.", "_B", ".lora_magnitude_vector"))
+            known = "_B" in name or ".lora_magnitude_vector" in name
             require(known, f"{folder / WEIGHTS}: cannot merge {name}")
     return Adapter(stored, updates, replaced)
 
@@ -96,8 +93,8 @@ def update_of(stored: Model, name: str, names: Mapping[str, str]) -> LowRank:
     alpha = found[0] if found else config.get("lora_alpha", rank)
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     lengths = [k for n, k in names.items() if n.startswith(f"{module}.lora_magnitude")]
-    fits = not (lengths and turned)
-    require(fits, f"{stored.where}: {module}: DoRA is merged on linear layers only")
+    plain = not (lengths and turned)
+    require(plain, f"{stored.where}: {module}: DoRA is merged on linear layers only")
     return LowRank(up * scale, down, stored.whole(lengths[0]).reshape(-1, 1) if lengths else None)
 
 
@@ -130,13 +127,10 @@ def adapted(model: Model, folder: Path) -> Model:
 
 
 def merge_adapters(
-    folders: Sequence[str | Path],
-    out: str | Path,
-    rank: int,
-    weights: Sequence[float] | None = None,
+    folders: Sequence[str | Path], out: str | Path, rank: int, weights: list[float] | None = None
 ) -> Json:
-    """The adapter of rank `rank` nearest to the weighted sum of several, module by module (by SVD
-    in the space that they span). Returns how much of the sum's energy it keeps."""
+    """The adapter of a rank that is nearest to the weighted sum of several, module by module, by
+    SVD in the space that they span. Returns how much of the sum's energy it keeps."""
     from safetensors.numpy import save_file
 
     adapters = [open_adapter(Path(folder)) for folder in folders]
@@ -164,9 +158,9 @@ def merge_adapters(
         for side, tensor in (("A", down), ("B", up)):
             name = f"lora_embedding_{side}" if embedding else f"lora_{side}.weight"
             tensors[f"base_model.model.{module}.{name}"] = np.ascontiguousarray(tensor)
-    config = config | {"r": rank, "lora_alpha": rank, "use_rslora": False}
-    config |= {"rank_pattern": {}, "alpha_pattern": {}}
-    config["target_modules"] = sorted({module.rsplit(".", 1)[-1] for module in parts})
+    config = config | {"r": rank, "lora_alpha": rank, "rank_pattern": {}, "alpha_pattern": {}}
+    config |= {"target_modules": sorted({module.rsplit(".", 1)[-1] for module in parts})}
+    config |= {"use_rslora": False}
     with atomic_folder(out) as folder:
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         write_json(folder / ADAPTER_CONFIG, config)
@@ -177,8 +171,7 @@ def merge_adapters(
 def nearest(
     parts: Sequence[tuple[LowRank, float]], rank: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """down [rank, columns] and up [rows, rank] of the best approximation; its energy and the
-    sum's."""
+    """down [rank, columns], up [rows, rank] of the best approximation; its energy and the sum's."""
     left, core_left = np.linalg.qr(np.hstack([update.up * share for update, share in parts]))
     right, core_right = np.linalg.qr(np.vstack([update.down for update, _ in parts]).T)
     u, s, v = np.linalg.svd(core_left @ core_right.T)

@@ -1,9 +1,6 @@
-"""A plan → a model folder, tensor by tensor, in bounded memory.
-
-Tensors are read, merged and written in tiles so small that they stay in the processor's cache;
-reading them again for another look is cheaper than keeping them. The folder takes its name only
-when everything in it is complete.
-"""
+"""A plan → a model folder in bounded memory: tensors are read, merged and written in tiles so small
+that they stay in the processor's cache; reading them again for another look is cheaper than keeping
+them. The folder takes its name only when everything in it is complete."""
 
 import ctypes
 import multiprocessing

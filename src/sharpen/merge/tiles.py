@@ -124,9 +124,6 @@ def rounded(values: Array, dtype: str) -> Array:
     return values
 
 
-# ---- tiles -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Tile:
     tensors: tuple[Array, ...]  # one [rows, columns] of each model; the base first if there is one
@@ -172,8 +169,7 @@ def start_of(seed: int, name: str, model: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Top:
-    """The k largest magnitudes of a tensor. Of those that equal the smallest kept one, the first
-    are kept."""
+    """The k largest magnitudes of a tensor; of those that equal the smallest, the first."""
 
     limit: int
     kept: Sequence[int]  # of a tile's elements at exactly the limit, how many are kept
@@ -204,8 +200,7 @@ def counted(numbers: Array) -> Counts:
 
 
 def top_of(x: Tiles, look: Look, i: int, table: Sequence[Counts], k: int) -> Top:
-    """From the counts of leading bits in each tile and, where values have more of them, one more
-    look."""
+    """From counts of leading bits in each tile and, where values have more bits, another look."""
     if k <= 0:
         return Top(MAGNITUDE, [0] * x.count, [0] * x.count)
     last, rest = kth(table, k)

@@ -80,9 +80,6 @@ def same_names(first: Mapping[str, Any], second: Mapping[str, Any], who: str = "
         require(one == other, f"{who}: {name}: shapes differ: {one}, {other}")
 
 
-# ---- files -----------------------------------------------------------------------------------
-
-
 def write_task_vector(base: Model, tuned: Model, out: str | Path) -> Json:
     """The difference of two models → a file, read and written in pieces."""
     out, specs, changed = Path(out), {}, 0

@@ -1,7 +1,5 @@
-"""The world: its categories, and episodes in which their tools really run.
-
-`World().episode(["travel/flights"], seed=7)` is a small state; `call` executes a tool call against
-it and always answers with data: a result, or `{"error": code, "message": …}`."""
+"""The world: its categories, and episodes in which their tools really run. An episode is a small
+state; `call` always answers with data: a result, or `{"error": code, "message": …}`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A field: what a value looks like, said once. Rows are drawn from it and the JSON schemas of
-parameters and outputs are derived from it."""
+"""A field: what a value looks like, said once for drawn rows and the JSON schemas of tools."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

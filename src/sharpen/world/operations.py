@@ -194,9 +194,6 @@ class Operation(Config):
         return result
 
 
-# The words of signatures -----------------------------------------------------------------------
-
-
 def takes(tool: Any, word: str) -> list[Param]:
     """What a word before the arrow stands for: one of these, or a setting that names it."""
     key = tool.home.key if tool.entity else ""

@@ -2,12 +2,10 @@
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sharpen.types import SharpenError
-
-if TYPE_CHECKING:
-    from sharpen.world.domain import Tool
+from sharpen.world.domain import Tool
 
 SLOT = re.compile(r"\{([\w.*]+)\}")
 
@@ -58,7 +56,7 @@ def spoken(value: Any) -> str:
     return str(value).removesuffix("_id").replace("_", " ")
 
 
-def missing_question(tool: "Tool", parameter: str) -> str:
+def missing_question(tool: Tool, parameter: str) -> str:
     """What the assistant asks when a request leaves this parameter out."""
     param = tool.params[parameter]
     about = param.field.about
