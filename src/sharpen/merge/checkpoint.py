@@ -114,7 +114,7 @@ def read_header(file: Path) -> dict[str, tuple[Spec, int]]:
         length = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(length))
     header.pop("__metadata__", None)
-    found: dict[str, tuple[Spec, int]] = {}
+    found = dict[str, tuple[Spec, int]]()
     for name, entry in header.items():
         require(entry["dtype"] in NAMES, f"{file}: {name}: cannot read {entry['dtype']}")
         spec = Spec(NAMES[entry["dtype"]], tuple(entry["shape"]))
@@ -128,7 +128,6 @@ class ShardWriter:
     def __init__(self, folder: Path, specs: Mapping[str, Spec], shard_bytes: int):
         self.specs = specs
         self.places: dict[str, tuple[int, int]] = {}  # handle and offset of each tensor
-        self.handles: list[int] = []
         shards, used = [[]], 0
         for name, spec in specs.items():
             if shards[-1] and used + spec.nbytes > shard_bytes:
@@ -147,17 +146,15 @@ class ShardWriter:
             write_json(folder / "model.safetensors.index.json", value)
 
     def open(self, file: Path, names: Sequence[str]) -> None:
-        header: Json = {"__metadata__": {"format": "pt"}}
-        end = 0
+        header, end = dict[str, Json](__metadata__={"format": "pt"}), 0
         for name in names:
-            spec, begin = self.specs[name], end
-            end += spec.nbytes
+            spec, begin, end = self.specs[name], end, end + self.specs[name].nbytes
             header[name] = {"dtype": DTYPES[spec.dtype][0], "shape": list(spec.shape)}
             header[name]["data_offsets"] = [begin, end]
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-        self.handles.append(handle)
+
         os.pwrite(handle, len(text).to_bytes(8, "little") + text, 0)
         os.ftruncate(handle, 8 + len(text) + end)
         for name in names:
@@ -176,5 +173,5 @@ class ShardWriter:
             os.posix_fadvise(handle, begin, at - begin, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        while self.handles:
-            os.close(self.handles.pop())
+        for handle in {handle for handle, _ in self.places.values()}:
+            os.close(handle)

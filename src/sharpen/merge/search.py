@@ -54,7 +54,7 @@ def search(
     rows, folder = list[Json](), out.with_name(f".{out.name}.trial")
     for _ in range(trials):
         trial = study.ask()
-        chosen = {knob: trial.suggest_float(knob, *limits(knob, places[knob])) for knob in places}
+        chosen = {knob: trial.suggest_float(knob, *limits(knob, at)) for knob, at in places.items()}
         try:
             merge(with_values(recipe, chosen), folder, replace(options, overwrite=True))
             score = float(objective(folder))
@@ -71,23 +71,18 @@ def search(
 
 def knobs(recipe: MergeConfig) -> dict[str, float | None]:
     """Place of a weight, density, t or what else the recipe sets → the number there, if any."""
-    found: dict[str, float | None] = {}
+    found: dict[str, Any] = {}
     for name, parameter in METHODS[recipe.merge_method].parameters.items():
         if name not in RANGES or not (name in ALWAYS or name in recipe.parameters):
             continue
         shared = recipe.parameters.get(name)
         if parameter.scope == "shared":
-            found[f"parameters.{name}"] = number(shared)
+            found[f"parameters.{name}"] = shared
             continue
         for i, entry in enumerate(recipe.models):
             if parameter.scope == "model" or entry.model != recipe.base_model:
-                place = f"models.{i}.parameters.{name}"
-                found[place] = number(entry.parameters.get(name, shared))
-    return found
-
-
-def number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) else None
+                found[f"models.{i}.parameters.{name}"] = entry.parameters.get(name, shared)
+    return {k: float(v) if isinstance(v, (int, float)) else None for k, v in found.items()}
 
 
 def limits(knob: str, start: float | None) -> tuple[float, float]:

@@ -87,8 +87,9 @@ class Field(Config):
 
     def coerce(self, value: Any) -> Any:
         """A computed value as this field stores it."""
-        numeric = self.kind in NUMBERS and value is not None
-        return plain(round(value, self.places)) if numeric else value
+        if value is None or self.kind not in NUMBERS:
+            return value
+        return plain(round(value, self.places))
 
 
 def normal(kind: str, spec: Any) -> Any:

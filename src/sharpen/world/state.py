@@ -5,7 +5,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from sharpen.config import Config
@@ -62,7 +62,7 @@ class Entities:
     def __init__(self, category: str, entities: dict[str, Entity], pools: Mapping[str, Any]):
         self.category, self.entities = category, dict[str, Entity]()
         self.pools = shared_pools() | {name: tuple(values) for name, values in pools.items()}
-        self.compiled: dict[tuple[Field | Entity, Family], Callable[..., Any]] = {}
+        self.drawn = cache(self.compiled)
         self.holders: dict[str, list[str]] = {}  # names under which rows hold an entity's keys
         for name, entity in entities.items():
             said: Json = {"name": name, "table": f"{category}.{name}"}
@@ -87,16 +87,12 @@ class Entities:
                 return name
         raise SharpenError(f"{child} has no reference to {parent}")
 
-    def drawn(self, owner: Field | Entity, family: Family) -> Callable[..., Any]:
+    def compiled(self, owner: Field | Entity, family: Family) -> Callable[..., Any]:
         """What draws a field's values, or all of a row but its key."""
-        if (owner, family) not in self.compiled:
-            drawing = Drawing(family, self.pools)
-            if isinstance(owner, Field):
-                self.compiled[owner, family] = drawing.value(owner)
-            else:
-                rest = {n: f for n, f in owner.fields.items() if n != owner.key}
-                self.compiled[owner, family] = drawing.row(rest)
-        return self.compiled[owner, family]
+        if isinstance(owner, Field):
+            return Drawing(family, self.pools).value(owner)
+        rest = {name: field for name, field in owner.fields.items() if name != owner.key}
+        return Drawing(family, self.pools).row(rest)
 
 
 class Scope(dict[str, Any]):
