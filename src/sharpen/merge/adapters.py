@@ -64,8 +64,7 @@ def open_adapter(folder: Path) -> Adapter:
     kind = config.get("peft_type")
     require(kind == "LORA", f"{folder}: {kind} is not a LoRA adapter")
     stored = open_files(folder, [folder / WEIGHTS], config)
-    updates: dict[str, LowRank] = {}
-    replaced: dict[str, str] = {}
+    updates, replaced = dict[str, LowRank](), dict[str, str]()
     names = {n.removeprefix("base_model.model."): n for n in stored.tensors}
     for name, key in names.items():
         if ".lora_" not in name:
@@ -145,8 +144,7 @@ def merge_adapters(
         require(not odd, f"{where}: {odd[:1]}: only plain LoRA updates can be merged")
         for module, update in adapter.updates.items():
             parts.setdefault(module, []).append((update, share))
-    tensors: dict[str, np.ndarray] = {}
-    energy = np.zeros(2)
+    tensors, energy = dict[str, np.ndarray](), np.zeros(2)
     for module, updates in parts.items():
         same = len({update.shape for update, _ in updates}) == 1
         require(same, f"{module} of {', '.join(map(str, folders))}: shapes differ")
@@ -168,16 +166,13 @@ def merge_adapters(
     return {"modules": len(parts), "rank": rank, "energy_kept": kept}
 
 
-def nearest(
-    parts: Sequence[tuple[LowRank, float]], rank: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def nearest(parts: Sequence[tuple[LowRank, float]], rank: int) -> tuple[np.ndarray, ...]:
     """down [rank, columns], up [rows, rank] of the best approximation; its energy and the sum's."""
     left, core_left = np.linalg.qr(np.hstack([update.up * share for update, share in parts]))
     right, core_right = np.linalg.qr(np.vstack([update.down for update, _ in parts]).T)
     u, s, v = np.linalg.svd(core_left @ core_right.T)
     root = np.sqrt(s[:rank])
     down, up = (v[:rank] * root[:, None]) @ right.T, left @ (u[:, :rank] * root)
-    short = rank - len(root)  # every module has the same rank in PEFT: fill up with zeros
-    if short > 0:
-        down, up = np.pad(down, ((0, short), (0, 0))), np.pad(up, ((0, 0), (0, short)))
+    short = max(0, rank - len(root))  # every module has the same rank in PEFT: fill with zeros
+    down, up = np.pad(down, ((0, short), (0, 0))), np.pad(up, ((0, 0), (0, short)))
     return down, up, np.array([(s[:rank] ** 2).sum(), (s**2).sum()])

@@ -169,8 +169,7 @@ def largest(x: Tiles, density: Sequence[float], gamma: Sequence[float] | None = 
 
 
 def drawn(x: Tiles, density: Sequence[float], epsilon: Sequence[float] | None = None) -> Keep:
-    """Keep each value with probability `density`; with `epsilon`, with a probability that rises by
-    ± epsilon with its rank in its row."""
+    """Keep each value with probability `density`, ± `epsilon` by its rank in its row."""
     bounds = "density - epsilon and density + epsilon must lie between 0 and 1"
     for share, spread in zip(density, epsilon or (), strict=False):
         within = not 0 < share < 1 or 0 < share - spread <= share + spread < 1

@@ -1,15 +1,14 @@
 """`ModelMerger` on state dicts in memory, and `merge_domain_experts` on model folders."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from sharpen.merge import require
 from sharpen.merge.method import METHODS
 from sharpen.merge.recipe import InputModel, MergeConfig, meant
 from sharpen.merge.stream import DEFAULTS, MergeOptions, merge
 from sharpen.merge.tiles import Array, Tile, Tiles
-from sharpen.merge.vectors import StateDict, Weights, same_names, widened
+from sharpen.merge.vectors import Shares, StateDict, StateDicts, Weights, same_names, widened
 from sharpen.types import Json
 
 
@@ -17,9 +16,7 @@ class ModelMerger:
     """Merging of state dicts. Results have the dtype of the inputs."""
 
     @staticmethod
-    def average_merge(
-        state_dicts: Sequence[StateDict], weights: Sequence[float] | None = None
-    ) -> Weights:
+    def average_merge(state_dicts: StateDicts, weights: Shares = None) -> Weights:
         """The weighted average; weights sum to 1."""
         count = len(state_dicts)
         shares = [1 / count] * count if weights is None else list(weights)
@@ -34,7 +31,7 @@ class ModelMerger:
     @staticmethod
     def ties_merge(
         base_state_dict: StateDict,
-        finetuned_state_dicts: Sequence[StateDict],
+        finetuned_state_dicts: StateDicts,
         density: float = 0.5,
         majority_sign: bool = True,
     ) -> Weights:
@@ -45,7 +42,7 @@ class ModelMerger:
     @staticmethod
     def dare_merge(
         base_state_dict: StateDict,
-        finetuned_state_dicts: Sequence[StateDict],
+        finetuned_state_dicts: StateDicts,
         drop_rate: float = 0.9,
         rescale: bool = True,
         seed: int = 0,
@@ -57,9 +54,7 @@ class ModelMerger:
         return merge_dicts("dare_linear", inputs, values, seed)
 
 
-def merge_dicts(
-    method: str, inputs: Sequence[StateDict], values: Mapping[str, Any], seed: int = 0
-) -> Weights:
+def merge_dicts(method: str, inputs: StateDicts, values: Json, seed: int = 0) -> Weights:
     """Any method on state dicts, the base first where it needs one. `values` are its parameters;
     one that goes by model is a list, or one number for all."""
     require(inputs, f"{method}: no model given")
@@ -67,7 +62,7 @@ def merge_dicts(
         same_names(inputs[0], other)
     tuned = len(inputs) - (METHODS[method].base == "required")
     counts = {"model": len(inputs), "tuned": tuned}
-    chosen: dict[str, Any] = {}
+    chosen: Json = {}
     for name, parameter in METHODS[method].parameters.items():
         value = values.get(name, parameter.default)
         each = parameter.scope in counts and not isinstance(value, list)

@@ -124,8 +124,8 @@ def karcher(x: Tiles, max_iter: int = 10, tol: float = 1e-5) -> Kernel:
 
 @merge_method(least=3)
 def model_stock(x: Tiles, filter_wise: bool = False) -> Kernel:
-    """Towards the mean of the tuned models, as far as the angles between their task vectors
-    allow: those of whole tensors, or of each row."""
+    """Towards the mean of the tuned models, as far as the angles of task vectors, or of each of
+    their rows, allow."""
     mean = None if filter_wise else float(mean_cosine(gram(x, lambda tile: deltas(x, tile))))
 
     def kernel(tile: Tile) -> Array:

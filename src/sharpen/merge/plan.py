@@ -100,10 +100,8 @@ def slices_of(recipe: MergeConfig, models: Mapping[str, Model]) -> list[Slice]:
     entries = [(entry.model, entry.parameters) for entry in recipe.models]
     if recipe.base_model and recipe.base_model not in dict(entries):
         entries.append((recipe.base_model, {}))
-    whole = [
-        LayerSource(model=name, parameters=settings, layer_range=(0, layer_count(models[name])))
-        for name, settings in entries
-    ]
+    layers = {name: (0, layer_count(model)) for name, model in models.items()}
+    whole = [LayerSource(model=n, parameters=s, layer_range=layers[n]) for n, s in entries]
     return recipe.slices or [Slice(sources=whole)]
 
 

@@ -3,8 +3,7 @@
 Methods compute in float32 (float64 for float64 models) and round to the working dtype where
 mergekit does. On the CPU an array is numpy's, so that a merge need not import torch; on a GPU it is
 torch's; code keeps to what the two have in common. Neither selection by magnitude nor random
-numbers depend on tile size, processes or device.
-"""
+numbers depend on tile size, processes or device."""
 
 import math
 import sys

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 StateDict = Mapping[str, "Tensor"]
+StateDicts = Sequence[StateDict]
+Shares = Sequence[float] | None
 Weights = OrderedDict[str, "Tensor"]
 SHAPE, POSITIONS, VALUES = PARTS = (".shape", ".positions", ".values")  # of a sparse tensor
 PIECE = 1 << 20  # elements that are compared at a time
@@ -44,9 +46,7 @@ class TaskVectorArithmetic:
         return OrderedDict((n, t.to(base_state_dict[n].dtype)) for n, t in changed.items())
 
     @staticmethod
-    def add_task_vectors(
-        task_vectors: Sequence[StateDict], weights: Sequence[float] | None = None
-    ) -> Weights:
+    def add_task_vectors(task_vectors: StateDicts, weights: Shares = None) -> Weights:
         count = len(task_vectors)
         require(count, "add_task_vectors: no task vector given")
         shares = [1.0] * count if weights is None else list(weights)
@@ -58,7 +58,7 @@ class TaskVectorArithmetic:
         return combined([task_vector], [-scaling])
 
 
-def combined(dicts: Sequence[StateDict], weights: Sequence[float]) -> Weights:
+def combined(dicts: StateDicts, weights: Sequence[float]) -> Weights:
     """Their weighted sum, in float32 at least."""
     for other in dicts[1:]:
         same_names(dicts[0], other)

@@ -55,8 +55,7 @@ def align(
     """Every model with its embedding rows in the order of one vocabulary."""
     donor = base or next(iter(models)) if source in ("union", "base") else source
     require(donor in models, f"tokenizer source {source}: is not one of {', '.join(models)}")
-    tokenizers: dict[str, Json] = {}
-    ids: dict[str, dict[str, int]] = {}
+    tokenizers, ids = dict[str, Json](), dict[str, dict[str, int]]()
     for name, model in models.items():
         file, rows = model.folder / "tokenizer.json", vocabulary_rows(model)
         require(file.exists(), f"{model.where}: has no {file.name}, which tokenizer_source needs")

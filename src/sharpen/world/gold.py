@@ -43,7 +43,7 @@ class Executed:
 
 
 class Run:
-    """Messages executed in an episode. Of all calls, broken ones too, `max_calls` are run."""
+    """Messages executed in an episode; all calls, broken ones too, count towards `max_calls`."""
 
     def __init__(
         self, episode: Episode, offered: Container[str] | None = None, max_calls: int = MAX_CALLS

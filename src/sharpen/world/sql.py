@@ -16,7 +16,6 @@ from sharpen.types import Json, RowError, Task, Trajectory
 MAX_ROWS, LIMIT_S, BUILD_S = 50, 2.0, 10.0
 MAX_VALUE, MAX_PAGES = 1 << 17, 1 << 14  # bytes of a value, pages of 4 KB
 OUTSIDE = (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH)
-
 LIMITED = '{"error": "call_limit"'
 
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from functools import cache, lru_cache, partial
 from typing import Any
 
@@ -30,7 +31,7 @@ class Entity(Config):
 
     def show(self, row: Json, names: Iterable[str]) -> Json:
         """The row as a caller may see and change it."""
-        return {n: own_copy(row[n]) for n in names or self.fields}
+        return {n: deepcopy(row[n]) for n in names or self.fields}
 
     def public(self, row: Json, base: Json | None) -> Json:
         """What counts when end states are compared: free wording only counts as changed or not."""
@@ -48,12 +49,6 @@ class Entity(Config):
             if name not in self.fields:
                 raise ValueError(f"{self.name} has no field {name!r}")
         return {n: self.reference() if n == self.key else self.fields[n] for n in chosen}
-
-
-def own_copy(value: Any) -> Any:
-    if isinstance(value, list):
-        return [own_copy(v) for v in value]
-    return {k: own_copy(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 class Entities:
