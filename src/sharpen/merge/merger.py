@@ -109,8 +109,6 @@ def merge_domain_experts(
     name, parameters = RECIPES[method]
     experts = [str(path) for path in expert_model_paths]
     require(experts, "merge_domain_experts: no expert given")
-    fits = name != "slerp" or len(experts) == 2
-    require(fits, f"slerp merges exactly 2 models; found {len(experts)}")
     base = {"linear": None, "slerp": experts[0]}.get(name, str(base_model_path))
     if name == "dare_linear":
         parameters = parameters | {"weight": 1 / len(experts)}

@@ -124,8 +124,7 @@ def karcher(x: Tiles, max_iter: int = 10, tol: float = 1e-5) -> Kernel:
 
 @merge_method(least=3)
 def model_stock(x: Tiles, filter_wise: bool = False) -> Kernel:
-    """Towards the mean of the tuned models, as far as the angles of task vectors, or of each of
-    their rows, allow."""
+    """Towards the mean of the tuned models, as far as angles of task vectors (or rows) allow."""
     mean = None if filter_wise else float(mean_cosine(gram(x, lambda tile: deltas(x, tile))))
 
     def kernel(tile: Tile) -> Array:

@@ -1,9 +1,8 @@
 """What every merge method is written on: numbers, and row tiles of one tensor in several models.
 
 Methods compute in float32 (float64 for float64 models) and round to the working dtype where
-mergekit does. On the CPU an array is numpy's, so that a merge need not import torch; on a GPU it is
-torch's; code keeps to what the two have in common. Neither selection by magnitude nor random
-numbers depend on tile size, processes or device."""
+mergekit does. On the CPU an array is numpy's, so that a merge need not import torch, on a GPU it is
+torch's. Neither selection by magnitude nor random numbers depend on tiles, processes or device."""
 
 import math
 import sys
