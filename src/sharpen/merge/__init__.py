@@ -1,8 +1,5 @@
-"""Merging models: methods as pure functions on arrays, streamed over safetensors files.
-
-`recipe` reads the YAML, `plan` checks the models and lists the tensors to make, `stream` makes
-them, `deltas` and `methods` hold the mathematics on `tiles`.
-"""
+"""Merging models: `recipe` reads the YAML, `plan` checks the models and lists the tensors to make,
+`stream` makes them, `deltas` and `methods` hold the mathematics on `tiles`."""
 
 from sharpen.types import SharpenError
 

@@ -1,11 +1,6 @@
-"""What can be laid over a model while it is read: a LoRA adapter or a task vector; and adapters
-merged with each other.
-
-A reference in a recipe is a model folder, `model+adapter`, `model+vector.safetensors`, or an
-adapter folder alone, whose base is the one it names or the recipe's.
-"""
-
-from __future__ import annotations
+"""What can be laid over a model while it is read (a LoRA adapter or a task vector), and adapters
+merged with each other. A reference in a recipe is a model folder, `model+adapter`,
+`model+vector.safetensors`, or an adapter folder, whose base is the one it names or the recipe's."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -63,14 +58,13 @@ class Adapter:
 
 def open_adapter(folder: Path) -> Adapter:
     for file in (ADAPTER_CONFIG, WEIGHTS):
-        exists = (folder / file).exists()
-        require(exists, f"{folder}: has no {file}, so it is not an adapter folder")
+        found = (folder / file).exists()
+        require(found, f"{folder}: has no {file}, so it is not an adapter folder")
     config = read_json(folder / ADAPTER_CONFIG)
     kind = config.get("peft_type")
     require(kind == "LORA", f"{folder}: {kind} is not a LoRA adapter")
     stored = open_files(folder, [folder / WEIGHTS], config)
-    updates: dict[str, LowRank] = {}
-    replaced: dict[str, str] = {}
+    updates, replaced = dict[str, LowRank](), dict[str, str]()
     names = {n.removeprefix("base_model.model."): n for n in stored.tensors}
     for name, key in names.items():
         if ".lora_" not in name:
@@ -78,7 +72,7 @@ def open_adapter(folder: Path) -> Adapter:
         elif ".lora_A." in name or ".lora_embedding_A" in name:
             updates[name.split(".lora_")[0]] = update_of(stored, name, names)
         else:
-            known = any(part in name for part in (".lora_B.", "_B", ".lora_magnitude_vector"))
+            known = "_B" in name or ".lora_magnitude_vector" in name
             require(known, f"{folder / WEIGHTS}: cannot merge {name}")
     return Adapter(stored, updates, replaced)
 
@@ -98,8 +92,8 @@ def update_of(stored: Model, name: str, names: Mapping[str, str]) -> LowRank:
     alpha = found[0] if found else config.get("lora_alpha", rank)
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     lengths = [k for n, k in names.items() if n.startswith(f"{module}.lora_magnitude")]
-    fits = not (lengths and turned)
-    require(fits, f"{stored.where}: {module}: DoRA is merged on linear layers only")
+    plain = not (lengths and turned)
+    require(plain, f"{stored.where}: {module}: DoRA is merged on linear layers only")
     return LowRank(up * scale, down, stored.whole(lengths[0]).reshape(-1, 1) if lengths else None)
 
 
@@ -132,13 +126,10 @@ def adapted(model: Model, folder: Path) -> Model:
 
 
 def merge_adapters(
-    folders: Sequence[str | Path],
-    out: str | Path,
-    rank: int,
-    weights: Sequence[float] | None = None,
+    folders: Sequence[str | Path], out: str | Path, rank: int, weights: list[float] | None = None
 ) -> Json:
-    """The adapter of rank `rank` nearest to the weighted sum of several, module by module (by SVD
-    in the space that they span). Returns how much of the sum's energy it keeps."""
+    """The adapter of a rank that is nearest to the weighted sum of several, module by module, by
+    SVD in the space that they span. Returns how much of the sum's energy it keeps."""
     from safetensors.numpy import save_file
 
     adapters = [open_adapter(Path(folder)) for folder in folders]
@@ -153,8 +144,7 @@ def merge_adapters(
         require(not odd, f"{where}: {odd[:1]}: only plain LoRA updates can be merged")
         for module, update in adapter.updates.items():
             parts.setdefault(module, []).append((update, share))
-    tensors: dict[str, np.ndarray] = {}
-    energy = np.zeros(2)
+    tensors, energy = dict[str, np.ndarray](), np.zeros(2)
     for module, updates in parts.items():
         same = len({update.shape for update, _ in updates}) == 1
         require(same, f"{module} of {', '.join(map(str, folders))}: shapes differ")
@@ -166,9 +156,9 @@ def merge_adapters(
         for side, tensor in (("A", down), ("B", up)):
             name = f"lora_embedding_{side}" if embedding else f"lora_{side}.weight"
             tensors[f"base_model.model.{module}.{name}"] = np.ascontiguousarray(tensor)
-    config = config | {"r": rank, "lora_alpha": rank, "use_rslora": False}
-    config |= {"rank_pattern": {}, "alpha_pattern": {}}
-    config["target_modules"] = sorted({module.rsplit(".", 1)[-1] for module in parts})
+    config = config | {"r": rank, "lora_alpha": rank, "rank_pattern": {}, "alpha_pattern": {}}
+    config |= {"target_modules": sorted({module.rsplit(".", 1)[-1] for module in parts})}
+    config |= {"use_rslora": False}
     with atomic_folder(out) as folder:
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         write_json(folder / ADAPTER_CONFIG, config)
@@ -176,17 +166,13 @@ def merge_adapters(
     return {"modules": len(parts), "rank": rank, "energy_kept": kept}
 
 
-def nearest(
-    parts: Sequence[tuple[LowRank, float]], rank: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """down [rank, columns] and up [rows, rank] of the best approximation; its energy and the
-    sum's."""
+def nearest(parts: Sequence[tuple[LowRank, float]], rank: int) -> tuple[np.ndarray, ...]:
+    """down [rank, columns], up [rows, rank] of the best approximation; its energy and the sum's."""
     left, core_left = np.linalg.qr(np.hstack([update.up * share for update, share in parts]))
     right, core_right = np.linalg.qr(np.vstack([update.down for update, _ in parts]).T)
     u, s, v = np.linalg.svd(core_left @ core_right.T)
     root = np.sqrt(s[:rank])
     down, up = (v[:rank] * root[:, None]) @ right.T, left @ (u[:, :rank] * root)
-    short = rank - len(root)  # every module has the same rank in PEFT: fill up with zeros
-    if short > 0:
-        down, up = np.pad(down, ((0, short), (0, 0))), np.pad(up, ((0, 0), (0, short)))
+    short = max(0, rank - len(root))  # every module has the same rank in PEFT: fill with zeros
+    down, up = np.pad(down, ((0, short), (0, 0))), np.pad(up, ((0, 0), (0, short)))
     return down, up, np.array([(s[:rank] ** 2).sum(), (s**2).sum()])

@@ -1,11 +1,8 @@
 """Model folders of safetensors files: read by rows, written by pieces.
 
-Reading goes through `pread` into buffers of our own, because pages of a memory map would stay in
-the process's resident size. The layout of an output is known before its first byte, so that any
-thread can write any piece.
+Reading goes through `pread` into buffers of our own: pages of a memory map would stay in the
+process's resident size. An output's layout is known first, so that any process can write a piece.
 """
-
-from __future__ import annotations
 
 import json
 import math
@@ -76,13 +73,10 @@ def open_files(folder: Path, files: Sequence[Path], config: Json) -> Model:
     def read(name: str, start: int, stop: int) -> np.ndarray:
         spec, file, at = places[name]
         raw = np.empty((stop - start, spec.columns), dtype=DTYPES[spec.dtype][1])
-        handle = os.open(file, os.O_RDONLY)
-        try:
-            at += start * spec.columns * raw.itemsize
-            count = os.preadv(handle, [raw.data], at) if raw.size else 0
-            require(count == raw.nbytes, f"{file}: ended while {name} was read")
-        finally:
-            os.close(handle)
+        at += start * spec.columns * raw.itemsize
+        with open(file, "rb", buffering=0) as stream:
+            count = os.preadv(stream.fileno(), [raw.data], at) if raw.size else 0
+        require(count == raw.nbytes, f"{file}: ended while {name} was read")
         return decode(raw, spec.dtype)
 
     tensors = {name: spec for name, (spec, _, _) in places.items()}
@@ -90,14 +84,12 @@ def open_files(folder: Path, files: Sequence[Path], config: Json) -> Model:
 
 
 def open_model(folder: str | Path) -> Model:
-    """A model folder with `config.json` and safetensors weights; anything else is an error that
-    says what to do."""
+    """A model folder with `config.json` and safetensors weights."""
     folder = Path(folder)
     hint = "(a model of a hub is fetched by `sharpen models pull`)"
     require(folder.is_dir(), f"{folder}: no such model folder {hint}")
-    config = folder / "config.json"
+    config, index = folder / "config.json", folder / "model.safetensors.index.json"
     require(config.exists(), f"{folder}: has no config.json, so it is not a model folder")
-    index = folder / "model.safetensors.index.json"
     if index.exists():
         names = sorted(set(read_json(index).get("weight_map", {}).values()))
         files = [folder / Path(name).name for name in names]
@@ -122,7 +114,7 @@ def read_header(file: Path) -> dict[str, tuple[Spec, int]]:
         length = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(length))
     header.pop("__metadata__", None)
-    found: dict[str, tuple[Spec, int]] = {}
+    found = dict[str, tuple[Spec, int]]()
     for name, entry in header.items():
         require(entry["dtype"] in NAMES, f"{file}: {name}: cannot read {entry['dtype']}")
         spec = Spec(NAMES[entry["dtype"]], tuple(entry["shape"]))
@@ -136,7 +128,6 @@ class ShardWriter:
     def __init__(self, folder: Path, specs: Mapping[str, Spec], shard_bytes: int):
         self.specs = specs
         self.places: dict[str, tuple[int, int]] = {}  # handle and offset of each tensor
-        self.handles: list[int] = []
         shards, used = [[]], 0
         for name, spec in specs.items():
             if shards[-1] and used + spec.nbytes > shard_bytes:
@@ -155,17 +146,15 @@ class ShardWriter:
             write_json(folder / "model.safetensors.index.json", value)
 
     def open(self, file: Path, names: Sequence[str]) -> None:
-        header: Json = {"__metadata__": {"format": "pt"}}
-        end = 0
+        header, end = dict[str, Json](__metadata__={"format": "pt"}), 0
         for name in names:
-            spec, begin = self.specs[name], end
-            end += spec.nbytes
+            spec, begin, end = self.specs[name], end, end + self.specs[name].nbytes
             header[name] = {"dtype": DTYPES[spec.dtype][0], "shape": list(spec.shape)}
             header[name]["data_offsets"] = [begin, end]
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-        self.handles.append(handle)
+
         os.pwrite(handle, len(text).to_bytes(8, "little") + text, 0)
         os.ftruncate(handle, 8 + len(text) + end)
         for name in names:
@@ -184,5 +173,5 @@ class ShardWriter:
             os.posix_fadvise(handle, begin, at - begin, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        while self.handles:
-            os.close(self.handles.pop())
+        for handle in {handle for handle, _ in self.places.values()}:
+            os.close(handle)

@@ -1,11 +1,8 @@
 """Merge methods on task vectors: prune each, mix them, add the result to the base.
 
-Values are rounded to the working dtype after each step, as mergekit does, so that results agree.
-Only methods that draw at random, which agree with nothing bit for bit, are rounded once at the end.
-What is left out is multiplied by 0, so that a NaN is still seen in the result.
-"""
-
-from __future__ import annotations
+Values are rounded to the working dtype after each step, so that results agree with mergekit; those
+of methods that draw at random, which agree with nothing bit for bit, once at the end.
+What is left out is multiplied by 0, so that a NaN is still seen in the result."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +16,9 @@ from sharpen.merge.method import METHODS, F, Kernel, Method, PerTuned, parameter
 from sharpen.merge.tiles import CHANCES, Array, Look, Tile, Tiles, cast, like, magnitudes, wide
 
 Floats = PerTuned[float]
-EACH: dict[str, Any] = {"density": 1.0, "gamma": 0.01, "epsilon": 0.15}  # defaults
+DENSITY: Any = 1.0  # defaults, for each model
+GAMMA: Any = 0.01
+EPSILON: Any = 0.15
 Rescale = bool | Literal["density"]
 Keep = Callable[[Tile, int, Array], Array]  # the mask of tuned model i's task vector
 
@@ -148,8 +147,7 @@ def pruned(x: Tiles, keep: Keep, density: Sequence[float], rescale: Rescale) -> 
 
 
 def largest(x: Tiles, density: Sequence[float], gamma: Sequence[float] | None = None) -> Keep:
-    """Keep the `density` largest values; with `gamma`, after leaving out that share of the very
-    largest."""
+    """Keep the `density` largest values; with `gamma`, without that share of the very largest."""
     wanted: dict[tuple[int, str], int] = {}  # how many are kept or lie above them; lie above
     for i, share in enumerate(density):
         if share < 1:
@@ -171,11 +169,10 @@ def largest(x: Tiles, density: Sequence[float], gamma: Sequence[float] | None = 
 
 
 def drawn(x: Tiles, density: Sequence[float], epsilon: Sequence[float] | None = None) -> Keep:
-    """Keep each value with probability `density`; with `epsilon`, with a probability that rises by
-    ± epsilon with its rank in its row."""
+    """Keep each value with probability `density`, ± `epsilon` by its rank in its row."""
+    bounds = "density - epsilon and density + epsilon must lie between 0 and 1"
     for share, spread in zip(density, epsilon or (), strict=False):
         within = not 0 < share < 1 or 0 < share - spread <= share + spread < 1
-        bounds = "density - epsilon and density + epsilon must lie between 0 and 1"
         require(within, f"epsilon {spread}: {bounds} (density is {share})")
 
     def keep_drawn(tile: Tile, i: int, vector: Array) -> Array:
@@ -194,8 +191,7 @@ def drawn(x: Tiles, density: Sequence[float], epsilon: Sequence[float] | None = 
 
 
 def limits_of(shares: Any) -> np.ndarray:
-    """Below which of the 65536 values of int16 lies that share of them; of a share, one at least
-    and never all."""
+    """Below which value of int16 lies that share of all 65536; one at least and never all."""
     counts = np.round(np.multiply(shares, CHANCES)).clip(np.greater(shares, 0), CHANCES - 1)
     return (counts - CHANCES // 2).astype(np.int16)
 
@@ -206,33 +202,27 @@ def whole(x: Tiles) -> Look:
 
 
 @vector_method("ties", consensus=True, normalize=True)
-def ties(x: Tiles, density: Floats = EACH["density"], rescale: Rescale = False) -> Look:
+def ties(x: Tiles, density: Floats = DENSITY, rescale: Rescale = False) -> Look:
     return pruned(x, largest(x, density), density, rescale)
 
 
 @vector_method("breadcrumbs")
 @vector_method("breadcrumbs_ties", consensus=True)
 def breadcrumbs(
-    x: Tiles,
-    density: Floats = EACH["density"],
-    gamma: Floats = EACH["gamma"],
-    rescale: Rescale = False,
+    x: Tiles, density: Floats = DENSITY, gamma: Floats = GAMMA, rescale: Rescale = False
 ) -> Look:
     return pruned(x, largest(x, density, gamma), density, rescale)
 
 
 @vector_method("dare_linear", random=True)
 @vector_method("dare_ties", consensus=True, random=True)
-def dare(x: Tiles, density: Floats = EACH["density"], rescale: Rescale = True) -> Look:
+def dare(x: Tiles, density: Floats = DENSITY, rescale: Rescale = True) -> Look:
     return pruned(x, drawn(x, density), density, rescale)
 
 
 @vector_method("della_linear", random=True)
 @vector_method("della", consensus=True, normalize=True, random=True)
 def della(
-    x: Tiles,
-    density: Floats = EACH["density"],
-    epsilon: Floats = EACH["epsilon"],
-    rescale: Rescale = True,
+    x: Tiles, density: Floats = DENSITY, epsilon: Floats = EPSILON, rescale: Rescale = True
 ) -> Look:
     return pruned(x, drawn(x, density, epsilon), density, rescale)

@@ -1,30 +1,22 @@
 """`ModelMerger` on state dicts in memory, and `merge_domain_experts` on model folders."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 from sharpen.merge import require
 from sharpen.merge.method import METHODS
 from sharpen.merge.recipe import InputModel, MergeConfig, meant
 from sharpen.merge.stream import DEFAULTS, MergeOptions, merge
-from sharpen.merge.tiles import Tile, Tiles
-from sharpen.merge.vectors import StateDict, Weights, same_names, widened
+from sharpen.merge.tiles import Array, Tile, Tiles
+from sharpen.merge.vectors import Shares, StateDict, StateDicts, Weights, same_names, widened
 from sharpen.types import Json
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class ModelMerger:
     """Merging of state dicts. Results have the dtype of the inputs."""
 
     @staticmethod
-    def average_merge(
-        state_dicts: Sequence[StateDict], weights: Sequence[float] | None = None
-    ) -> Weights:
+    def average_merge(state_dicts: StateDicts, weights: Shares = None) -> Weights:
         """The weighted average; weights sum to 1."""
         count = len(state_dicts)
         shares = [1 / count] * count if weights is None else list(weights)
@@ -39,7 +31,7 @@ class ModelMerger:
     @staticmethod
     def ties_merge(
         base_state_dict: StateDict,
-        finetuned_state_dicts: Sequence[StateDict],
+        finetuned_state_dicts: StateDicts,
         density: float = 0.5,
         majority_sign: bool = True,
     ) -> Weights:
@@ -50,7 +42,7 @@ class ModelMerger:
     @staticmethod
     def dare_merge(
         base_state_dict: StateDict,
-        finetuned_state_dicts: Sequence[StateDict],
+        finetuned_state_dicts: StateDicts,
         drop_rate: float = 0.9,
         rescale: bool = True,
         seed: int = 0,
@@ -62,9 +54,7 @@ class ModelMerger:
         return merge_dicts("dare_linear", inputs, values, seed)
 
 
-def merge_dicts(
-    method: str, inputs: Sequence[StateDict], values: Mapping[str, Any], seed: int = 0
-) -> Weights:
+def merge_dicts(method: str, inputs: StateDicts, values: Json, seed: int = 0) -> Weights:
     """Any method on state dicts, the base first where it needs one. `values` are its parameters;
     one that goes by model is a list, or one number for all."""
     require(inputs, f"{method}: no model given")
@@ -72,7 +62,7 @@ def merge_dicts(
         same_names(inputs[0], other)
     tuned = len(inputs) - (METHODS[method].base == "required")
     counts = {"model": len(inputs), "tuned": tuned}
-    chosen: dict[str, Any] = {}
+    chosen: Json = {}
     for name, parameter in METHODS[method].parameters.items():
         value = values.get(name, parameter.default)
         each = parameter.scope in counts and not isinstance(value, list)
@@ -88,7 +78,7 @@ def merge_dicts(
     return merged
 
 
-def in_memory(tensors: Sequence[Tensor], name: str, seed: int) -> Tiles:
+def in_memory(tensors: Sequence[Array], name: str, seed: int) -> Tiles:
     """Whole tensors as one tile."""
     first = tensors[0]
     rows = first.shape[0] if first.dim() > 1 else 1
@@ -119,8 +109,6 @@ def merge_domain_experts(
     name, parameters = RECIPES[method]
     experts = [str(path) for path in expert_model_paths]
     require(experts, "merge_domain_experts: no expert given")
-    fits = name != "slerp" or len(experts) == 2
-    require(fits, f"slerp merges exactly 2 models; found {len(experts)}")
     base = {"linear": None, "slerp": experts[0]}.get(name, str(base_model_path))
     if name == "dare_linear":
         parameters = parameters | {"weight": 1 / len(experts)}

@@ -1,10 +1,6 @@
-"""The registry of merge methods: a method's parameters are its function's signature.
-
-`PerModel` values are one an input, `PerTuned` one an input that is not the base; all others are
-shared. A function takes tiles and parameters and returns the function that merges one tile.
-"""
-
-from __future__ import annotations
+"""The registry of merge methods: functions of tiles and parameters that return the function which
+merges one tile. Parameters are read from the signature: of `PerModel` there is one an input, of
+`PerTuned` one an input that is not the base; all others are shared."""
 
 import inspect
 import keyword

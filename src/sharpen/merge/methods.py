@@ -1,10 +1,6 @@
-"""Merge methods that average, turn or choose whole weights. `deltas` has those on task vectors.
-
-Where a method has a base it comes first in a tile. On the sphere everything happens in the space
-that the inputs span: one look gives their inner products, the rest is scalars.
-"""
-
-from __future__ import annotations
+"""Merge methods that average, turn or choose whole weights; a base comes first in a tile. On the
+sphere everything happens in the space that the inputs span: one look gives inner products, the rest
+is scalars. `deltas` has the methods on task vectors."""
 
 import math
 from collections.abc import Sequence
@@ -68,8 +64,7 @@ def gram(x: Tiles, look: Look) -> np.ndarray:
 
 @merge_method(least=2, most=2)
 def slerp(x: Tiles, t: float) -> Kernel:
-    """Along the arc from the base (t = 0) to the other model (t = 1); nearly parallel tensors go
-    along the chord."""
+    """Along the arc from the base (t = 0) to the other model (t = 1), or the chord if near."""
     products = gram(x, lambda tile: tile.tensors)
     norms = [n if n > 1e-8 else 1.0 for n in np.sqrt(products.diagonal()).tolist()]
     cosine = max(-1.0, min(1.0, float(products[0, 1]) / (norms[0] * norms[1])))
@@ -83,8 +78,7 @@ def slerp(x: Tiles, t: float) -> Kernel:
 def multislerp(
     x: Tiles, weight: PerTuned[float], normalize_weights: bool = True, eps: float = 1e-8
 ) -> Kernel:
-    """The weighted mean of the directions, at the weighted mean of the lengths. With a base, the
-    sphere is around it."""
+    """The weighted mean of directions, at that of lengths. With a base, the sphere is around it."""
     based = len(x.load(0).tensors) > len(weight)
     if len(weight) == 1:
         return lambda tile: tile.tensors[-1]
@@ -130,8 +124,7 @@ def karcher(x: Tiles, max_iter: int = 10, tol: float = 1e-5) -> Kernel:
 
 @merge_method(least=3)
 def model_stock(x: Tiles, filter_wise: bool = False) -> Kernel:
-    """Towards the mean of the tuned models, as far as the angles between their task vectors
-    allow: those of whole tensors, or of each row."""
+    """Towards the mean of the tuned models, as far as angles of task vectors (or rows) allow."""
     mean = None if filter_wise else float(mean_cosine(gram(x, lambda tile: deltas(x, tile))))
 
     def kernel(tile: Tile) -> Array:
@@ -158,8 +151,7 @@ def mean_cosine(products: Array) -> Array:
 
 @merge_method()
 def sce(x: Tiles, select_topk: float = 1.0) -> Kernel:
-    """Select the places that vary most, weigh models by the energy of their task vectors, erase
-    what disagrees in sign."""
+    """Select what varies most, weigh models by their energy, erase what disagrees in sign."""
 
     def spread(vectors: Sequence[Array]) -> Array:
         xp = module(vectors[0])

@@ -1,9 +1,5 @@
-"""Recipe + model folders → the tensors to make, after everything that can be checked was checked.
-
-Nothing is written here. A wrong model, shape, name or parameter is an error before any work.
-"""
-
-from __future__ import annotations
+"""Recipe + model folders → the tensors to make. Nothing is written here: a wrong model, shape, name
+or parameter is an error before any work."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -71,12 +67,10 @@ def build_plan(recipe: MergeConfig) -> Plan:
     check_recipe(recipe)
     models = {name: open_reference(name, recipe.base_model) for name in recipe.references}
     for key in ("architectures", "model_type"):
-        found = [model.config.get(key) for model in models.values()]
-        pairs = zip(models.values(), found, strict=True)
-        shown = ", ".join(f"{model.where} has {value}" for model, value in pairs)
-        require(all(value == found[0] for value in found), f"{key} differ: {shown}")
-    notes = tokenizer_notes(models)
-    vocabulary = None
+        found = [(model.where, model.config.get(key)) for model in models.values()]
+        shown = ", ".join(f"{where} has {value}" for where, value in found)
+        require(all(value == found[0][1] for _, value in found), f"{key} differ: {shown}")
+    notes, vocabulary = tokenizer_notes(models), None
     if source := recipe.tokenizer.source if recipe.tokenizer else recipe.tokenizer_source:
         pad = recipe.tokenizer.pad_to_multiple_of if recipe.tokenizer else None
         models, vocabulary = align(models, recipe.base_model, source, pad)
@@ -106,10 +100,8 @@ def slices_of(recipe: MergeConfig, models: Mapping[str, Model]) -> list[Slice]:
     entries = [(entry.model, entry.parameters) for entry in recipe.models]
     if recipe.base_model and recipe.base_model not in dict(entries):
         entries.append((recipe.base_model, {}))
-    whole = [
-        LayerSource(model=name, parameters=settings, layer_range=(0, layer_count(models[name])))
-        for name, settings in entries
-    ]
+    layers = {name: (0, layer_count(model)) for name, model in models.items()}
+    whole = [LayerSource(model=n, parameters=s, layer_range=layers[n]) for n, s in entries]
     return recipe.slices or [Slice(sources=whole)]
 
 
@@ -141,13 +133,12 @@ def check_inputs(method: Method, names: Sequence[str], base: str | None) -> None
     least, most = method.least, method.most or count
     bound = f"at least {least}" if count < least else f"at most {most}"
     bound = f"exactly {least}" if least == method.most else bound
-    counted = f"{bound} models, base included; found {count}: {shown}"
-    require(least <= count <= most, f"{method.name} merges {counted}")
+    found = f"{bound} models, base included; found {count}: {shown}"
+    require(least <= count <= most, f"{method.name} merges {found}")
 
 
 def jobs_of(parts: Sequence[Part]) -> Iterable[Job]:
-    """All layers; of what stands in no layer, embeddings from the first slice, the rest from the
-    last."""
+    """All layers; of the rest, embeddings from the first slice, the others from the last."""
     made = 0
     for part in parts:
         count = len(part.sources[0].layers)
@@ -199,11 +190,8 @@ def job_of(part: Part, name: str, names: Mapping[int, str], depth: float) -> Job
     return Job(name, inputs, method, values, work, Spec(recipe.out_dtype or work, first.shape))
 
 
-def setting(
-    part: Part, parameter: Parameter, names: Sequence[str], depth: float, tensor: str
-) -> Any:
-    """A parameter for one tensor; settings of a model stand above those of its slice, these above
-    the recipe's."""
+def setting(part: Part, parameter: Parameter, names: list[str], depth: float, tensor: str) -> Any:
+    """A parameter for one tensor: as its model says, else its slice, else the recipe."""
     if parameter.scope == "shared":
         return value_of(parameter, part.settings, tensor, depth)
     pairs = list(zip(part.sources, names, strict=True))

@@ -1,7 +1,5 @@
 """A merge as mergekit's YAML writes it; the value of a parameter for one tensor of a model."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -86,8 +84,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> MergeConfig:
 
 
 def check_recipe(config: MergeConfig, where: str = "merge") -> None:
-    either = bool(config.models) != bool(config.slices)
-    require(either, f"{where}: give either models or slices")
+    require(bool(config.models) != bool(config.slices), f"{where}: give either models or slices")
     both = config.tokenizer and config.tokenizer_source
     require(not both, f"{where}: give either tokenizer or tokenizer_source")
     method = config.merge_method
@@ -108,13 +105,11 @@ def meant(name: str, known: Sequence[str]) -> str:
 
 def value_of(parameter: Parameter, settings: Sequence[Settings], tensor: str, depth: float) -> Any:
     """A parameter's value for one tensor, from the first of several settings that has one."""
-    for layer in settings:
-        if parameter.name in layer:
-            value = evaluate(layer[parameter.name], tensor, depth, parameter.check)
-            if value is not None:
-                return value
-    missing = parameter.default is REQUIRED
-    require(not missing, f"parameter {parameter.name} is missing for {tensor}")
+    for setting in [layer[parameter.name] for layer in settings if parameter.name in layer]:
+        if (value := evaluate(setting, tensor, depth, parameter.check)) is not None:
+            return value
+    given = parameter.default is not REQUIRED
+    require(given, f"parameter {parameter.name} is missing for {tensor}")
     return parameter.default
 
 

@@ -1,9 +1,5 @@
-"""Weights, densities and the like of a recipe, searched with optuna for the best objective.
-
-What is good is the caller's: a function from the folder of a merged model to a number.
-"""
-
-from __future__ import annotations
+"""Weights, densities and the like of a recipe, searched with optuna for the best objective: the
+caller's function from the folder of a merged model to a number."""
 
 import math
 import shutil
@@ -41,13 +37,12 @@ def search(
     options: MergeOptions = DEFAULTS,
     minimize: bool = False,
 ) -> Json:
-    """Merge, score, choose again; the best model stays in `out`. The recipe's own values are the
-    first trial."""
+    """Merge, score, choose again, from the recipe's values on; the best model stays in `out`."""
     try:
         import optuna
     except ImportError:
-        advice = "pip install 'sharpen[merge-search]'"
-        raise SharpenError(f"merge search needs optuna: {advice}") from None
+        text = "merge search needs optuna: pip install 'sharpen[merge-search]'"
+        raise SharpenError(text) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     out, places = Path(out), knobs(recipe)
     check_output(out, options.overwrite)
@@ -56,11 +51,10 @@ def search(
     sampler = optuna.samplers.TPESampler(seed=options.seed)
     study = optuna.create_study(direction="minimize" if minimize else "maximize", sampler=sampler)
     study.enqueue_trial({knob: start for knob, start in places.items() if start is not None})
-    rows: list[Json] = []
-    folder = out.with_name(f".{out.name}.trial")
+    rows, folder = list[Json](), out.with_name(f".{out.name}.trial")
     for _ in range(trials):
         trial = study.ask()
-        chosen = {knob: trial.suggest_float(knob, *limits(knob, places[knob])) for knob in places}
+        chosen = {knob: trial.suggest_float(knob, *limits(knob, at)) for knob, at in places.items()}
         try:
             merge(with_values(recipe, chosen), folder, replace(options, overwrite=True))
             score = float(objective(folder))
@@ -76,25 +70,19 @@ def search(
 
 
 def knobs(recipe: MergeConfig) -> dict[str, float | None]:
-    """Place in the recipe → the value there, if it is a number: weights, densities and t, and what
-    else the recipe sets."""
-    found: dict[str, float | None] = {}
+    """Place of a weight, density, t or what else the recipe sets → the number there, if any."""
+    found: dict[str, Any] = {}
     for name, parameter in METHODS[recipe.merge_method].parameters.items():
         if name not in RANGES or not (name in ALWAYS or name in recipe.parameters):
             continue
         shared = recipe.parameters.get(name)
         if parameter.scope == "shared":
-            found[f"parameters.{name}"] = number(shared)
+            found[f"parameters.{name}"] = shared
             continue
         for i, entry in enumerate(recipe.models):
             if parameter.scope == "model" or entry.model != recipe.base_model:
-                place = f"models.{i}.parameters.{name}"
-                found[place] = number(entry.parameters.get(name, shared))
-    return found
-
-
-def number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) else None
+                found[f"models.{i}.parameters.{name}"] = entry.parameters.get(name, shared)
+    return {k: float(v) if isinstance(v, (int, float)) else None for k, v in found.items()}
 
 
 def limits(knob: str, start: float | None) -> tuple[float, float]:

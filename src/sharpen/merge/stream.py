@@ -1,11 +1,6 @@
-"""A plan → a model folder, tensor by tensor, in bounded memory.
-
-Tensors are read, merged and written in tiles so small that they stay in the processor's cache;
-reading them again for another look is cheaper than keeping them. The folder takes its name only
-when everything in it is complete.
-"""
-
-from __future__ import annotations
+"""A plan → a model folder in bounded memory: tensors are read, merged and written in tiles so small
+that they stay in the processor's cache; reading them again for another look is cheaper than keeping
+them. The folder takes its name only when everything in it is complete."""
 
 import ctypes
 import multiprocessing
@@ -66,15 +61,14 @@ def merge(recipe: MergeConfig, out: str | Path, options: MergeOptions = DEFAULTS
     with atomic_folder(out) as folder, shown as advance, np.errstate(all="ignore"):
         write_tensors(plan, folder, options, move, advance)
         write_small_files(plan, recipe, folder, options.seed)
-    seconds = round(time.perf_counter() - started, 3)
     report = {"out": str(out), "method": recipe.merge_method, "tensors": len(plan.jobs)}
-    report |= {"bytes": size, "seconds": seconds, "seed": options.seed, "device": options.device}
-    return report | {"notes": plan.notes}
+    report |= {"bytes": size, "seconds": round(time.perf_counter() - started, 3)}
+    return report | {"seed": options.seed, "device": options.device, "notes": plan.notes}
 
 
 def keep_freed_memory() -> None:
-    """For a process that only merges: glibc would give freed tiles back to the system and page them
-    in again for the next ones, which takes a third of the time."""
+    """For a process that only merges: else glibc gives freed tiles back to the system and pages
+    them in again, which takes a third of the time."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt:
         mallopt(-1, 256 << 20)  # M_TRIM_THRESHOLD
@@ -106,20 +100,20 @@ def write_tensors(
     jobs = sorted(plan.jobs, key=lambda job: -job.made.size)
     specs = {job.name: job.made for job in plan.jobs}
     alone = options.device != "cpu" or sum(job.made.size for job in jobs) < SMALL_ELEMENTS
-    workers = 1 if alone else min(8, os.cpu_count() or 1)
+    workers = options.workers or (1 if alone else min(8, os.cpu_count() or 1))
     with closing(ShardWriter(folder, specs, options.shard_bytes)) as writer:
 
         def make(index: int) -> None:
             make_tensor(jobs[index], writer, tiles_of(jobs[index], options.seed, move))
 
-        if (options.workers or workers) == 1:
+        if workers == 1:
             for index in range(len(jobs)):
                 make(index)
                 advance(1)
             return
         # threads would wait for each other: numpy takes Python's lock at every step
         context = multiprocessing.get_context("fork")
-        pool = ProcessPoolExecutor(options.workers or workers, context, begin_work, (make,))
+        pool = ProcessPoolExecutor(workers, context, begin_work, (make,))
         try:
             for _ in pool.map(do_work, range(len(jobs))):
                 advance(1)

@@ -1,12 +1,8 @@
 """What every merge method is written on: numbers, and row tiles of one tensor in several models.
 
 Methods compute in float32 (float64 for float64 models) and round to the working dtype where
-mergekit does. On the CPU an array is numpy's, so that a merge need not import torch; on a GPU it is
-torch's; code keeps to what the two have in common. Neither selection by magnitude nor random
-numbers depend on tile size, processes or device.
-"""
-
-from __future__ import annotations
+mergekit does. On the CPU an array is numpy's, so that a merge need not import torch, on a GPU it is
+torch's. Neither selection by magnitude nor random numbers depend on tiles, processes or device."""
 
 import math
 import sys
@@ -126,9 +122,6 @@ def rounded(values: Array, dtype: str) -> Array:
     return values
 
 
-# ---- tiles -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Tile:
     tensors: tuple[Array, ...]  # one [rows, columns] of each model; the base first if there is one
@@ -174,8 +167,7 @@ def start_of(seed: int, name: str, model: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Top:
-    """The k largest magnitudes of a tensor. Of those that equal the smallest kept one, the first
-    are kept."""
+    """The k largest magnitudes of a tensor; of those that equal the smallest, the first."""
 
     limit: int
     kept: Sequence[int]  # of a tile's elements at exactly the limit, how many are kept
@@ -206,8 +198,7 @@ def counted(numbers: Array) -> Counts:
 
 
 def top_of(x: Tiles, look: Look, i: int, table: Sequence[Counts], k: int) -> Top:
-    """From the counts of leading bits in each tile and, where values have more of them, one more
-    look."""
+    """From counts of leading bits in each tile and, where values have more bits, another look."""
     if k <= 0:
         return Top(MAGNITUDE, [0] * x.count, [0] * x.count)
     last, rest = kth(table, k)

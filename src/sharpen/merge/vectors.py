@@ -1,10 +1,6 @@
-"""Task vectors: what fine-tuning changed, as arithmetic on state dicts and as files.
-
-A file holds a tensor's differences densely, or as positions and values where that is smaller.
-Differences are float32, so that base + vector is the tuned model again, bit for bit.
-"""
-
-from __future__ import annotations
+"""Task vectors: what fine-tuning changed, as arithmetic on state dicts and as files, which hold a
+tensor's differences densely, or as positions and values where that is smaller. Differences are
+float32, so that base + vector is the tuned model again, bit for bit."""
 
 import os
 import tempfile
@@ -28,6 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 StateDict = Mapping[str, "Tensor"]
+StateDicts = Sequence[StateDict]
+Shares = Sequence[float] | None
 Weights = OrderedDict[str, "Tensor"]
 SHAPE, POSITIONS, VALUES = PARTS = (".shape", ".positions", ".values")  # of a sparse tensor
 PIECE = 1 << 20  # elements that are compared at a time
@@ -45,14 +43,10 @@ class TaskVectorArithmetic:
         base_state_dict: StateDict, task_vector: StateDict, scaling: float = 1.0
     ) -> Weights:
         changed = combined([base_state_dict, task_vector], [1.0, scaling])
-        return OrderedDict(
-            (n, tensor.to(base_state_dict[n].dtype)) for n, tensor in changed.items()
-        )
+        return OrderedDict((n, t.to(base_state_dict[n].dtype)) for n, t in changed.items())
 
     @staticmethod
-    def add_task_vectors(
-        task_vectors: Sequence[StateDict], weights: Sequence[float] | None = None
-    ) -> Weights:
+    def add_task_vectors(task_vectors: StateDicts, weights: Shares = None) -> Weights:
         count = len(task_vectors)
         require(count, "add_task_vectors: no task vector given")
         shares = [1.0] * count if weights is None else list(weights)
@@ -64,7 +58,7 @@ class TaskVectorArithmetic:
         return combined([task_vector], [-scaling])
 
 
-def combined(dicts: Sequence[StateDict], weights: Sequence[float]) -> Weights:
+def combined(dicts: StateDicts, weights: Sequence[float]) -> Weights:
     """Their weighted sum, in float32 at least."""
     for other in dicts[1:]:
         same_names(dicts[0], other)
@@ -82,11 +76,8 @@ def same_names(first: Mapping[str, Any], second: Mapping[str, Any], who: str = "
     odd = sorted(first.keys() ^ second.keys())
     require(not odd, f"{who} differ in {len(odd)} tensors: {', '.join(odd[:3])}")
     for name, tensor in first.items():
-        shapes = [list(tensor.shape), list(second[name].shape)]
-        require(shapes[0] == shapes[1], f"{who}: {name}: shapes differ: {shapes[0]}, {shapes[1]}")
-
-
-# ---- files -----------------------------------------------------------------------------------
+        one, other = list(tensor.shape), list(second[name].shape)
+        require(one == other, f"{who}: {name}: shapes differ: {one}, {other}")
 
 
 def write_task_vector(base: Model, tuned: Model, out: str | Path) -> Json:
@@ -145,9 +136,7 @@ def open_vector(file: Path) -> Model:
     tensors = {name: spec for name, spec in stored.tensors.items() if not name.endswith(PARTS)}
     for name in [n.removesuffix(SHAPE) for n in stored.tensors if n.endswith(SHAPE)]:
         tensors[name] = Spec("float32", tuple(stored.whole(name + SHAPE).tolist()))
-    sparse = lru_cache(8)(
-        lambda name: (stored.whole(name + POSITIONS), stored.whole(name + VALUES))
-    )
+    sparse = lru_cache(8)(lambda n: (stored.whole(n + POSITIONS), stored.whole(n + VALUES)))
 
     def read(name: str, start: int, stop: int) -> np.ndarray:
         if name in stored.tensors:

@@ -1,10 +1,5 @@
 """Models whose tokenizers differ: one vocabulary for all, and embedding rows put in its order.
-
-A token that a model lacks takes its row from the base if that has it, from the only model that has
-it, or else the mean of those that do, as in mergekit.
-"""
-
-from __future__ import annotations
+As in mergekit, the row of a token that a model lacks is the base's, or the mean of all others'."""
 
 import re
 from collections.abc import Mapping
@@ -60,8 +55,7 @@ def align(
     """Every model with its embedding rows in the order of one vocabulary."""
     donor = base or next(iter(models)) if source in ("union", "base") else source
     require(donor in models, f"tokenizer source {source}: is not one of {', '.join(models)}")
-    tokenizers: dict[str, Json] = {}
-    ids: dict[str, dict[str, int]] = {}
+    tokenizers, ids = dict[str, Json](), dict[str, dict[str, int]]()
     for name, model in models.items():
         file, rows = model.folder / "tokenizer.json", vocabulary_rows(model)
         require(file.exists(), f"{model.where}: has no {file.name}, which tokenizer_source needs")
@@ -83,8 +77,7 @@ def align(
 def united(
     tokenizer: Json, vocab: dict[str, int], tokenizers: Mapping[str, Json], ids: Mapping[str, dict]
 ) -> list[Json]:
-    """The donor's added tokens and every token that another tokenizer has, at the end; they go into
-    `vocab` too."""
+    """The donor's added tokens and, at the end and in `vocab` too, what other tokenizers have."""
     added = {t["content"]: t for one in tokenizers.values() for t in one.get("added_tokens", [])}
     entries = list(tokenizer.get("added_tokens", []))
     unused = count(max(vocab.values(), default=-1) + 1)

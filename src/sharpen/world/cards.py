@@ -1,7 +1,5 @@
 """A tool's card: everything a catalogue says about it, and the row of `agent_tools/tools.jsonl`."""
 
-from __future__ import annotations
-
 import hashlib
 
 from sharpen.types import Json
@@ -14,8 +12,7 @@ EXAMPLES, SEEDS = 2, 20
 
 
 def card_row(world: World, tool: Tool) -> Json:
-    """The card as a plain JSON row. `reliability` (share of calls that are answered) and
-    `latency_ms` are drawn from the name: made up, but the same everywhere."""
+    """The card as a JSON row. `reliability` and `latency_ms` are made up from the name."""
     domain = world.domain(tool.category)
     drawn = int.from_bytes(hashlib.blake2b(tool.name.encode(), digest_size=8).digest(), "big")
     return {

@@ -1,7 +1,5 @@
 """A domain file → its tools, ready to run; or every problem in it, by tool and field."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
@@ -189,12 +187,10 @@ def load_tool(name: str, values: Json, entities: Entities) -> Tool:
     tool = parse_config(operation, settings, f"tools.{name}")
     taken = tool.parameters()
     params = {param.name: param for param in taken}
-    for text, names in {
-        "stands twice": [param.name for param in taken if params[param.name] is not param],
-        "is not used by the tool": [name for name in tool.params if name not in params],
-    }.items():
-        if names:
-            raise ConfigError(f"params: {names[0]!r} {text}")
+    wrong = [f"{param.name!r} stands twice" for param in taken if params[param.name] is not param]
+    wrong += [f"{name!r} is not used by the tool" for name in tool.params if name not in params]
+    if wrong:
+        raise ConfigError(f"params: {wrong[0]}")
     for field in tool.params.values():
         entities.drawn(field, "train")  # refuses a pool that is not there
     schema: Json = {"type": "object", "properties": {n: p.schema() for n, p in params.items()}}
@@ -219,8 +215,5 @@ def quoted(effect: Any, home: str, entities: Entities) -> Any:
     if not given or not isinstance(given, dict):
         return effect
     fields = entities[home or effect["entity"]].select(given)
-    literal = {
-        name: repr(value) if fields[name].kind == "choice" and value in fields[name].spec else value
-        for name, value in given.items()
-    }
-    return effect | {"set": literal}
+    bare = [n for n, v in given.items() if fields[n].kind == "choice" and v in fields[n].spec]
+    return effect | {"set": given | {name: repr(given[name]) for name in bare}}

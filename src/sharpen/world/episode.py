@@ -1,9 +1,5 @@
-"""The world: its categories, and episodes in which their tools really run.
-
-`World().episode(["travel/flights"], seed=7)` is a small state; `call` executes a tool call against
-it and always answers with data: a result, or `{"error": code, "message": …}`."""
-
-from __future__ import annotations
+"""The world: its categories, and episodes in which their tools really run. An episode is a small
+state; `call` always answers with data: a result, or `{"error": code, "message": …}`."""
 
 import hashlib
 import json
@@ -90,16 +86,14 @@ class World:
         seed: int = 0,
         family: Family = "train",
         faults: Faults | None = None,
-    ) -> Episode:
+    ) -> "Episode":
         if family not in TODAY:
             raise SharpenError(f"family: expected {', '.join(TODAY)}, found {family!r}")
         domains = [self.domain(c) for c in (categories or self.files)]
         return Episode(domains, seed, family, faults or Faults())
 
 
-@cache
-def shipped_world() -> World:
-    return World()
+shipped_world = cache(World)
 
 
 class Episode:
@@ -114,10 +108,6 @@ class Episode:
 
     def reset(self) -> None:
         self.tables, self.calls = Tables(self.base), 0
-
-    def entity(self, table: str) -> Entity:
-        category, name = table.split(".")
-        return self.domains[category].entities[name]
 
     def base(self, entity: Entity) -> dict[str, Json]:
         category, name = entity.table.split(".")
@@ -160,7 +150,7 @@ class Episode:
             self.tables.put(entity, key, row)
         return result
 
-    def fork(self) -> Episode:
+    def fork(self) -> "Episode":
         """The same state, to try something without consequences or injected faults."""
         other = Episode(self.domains.values(), self.seed, self.family, Faults())
         other.restore(self.snapshot())
@@ -171,10 +161,7 @@ class Episode:
         return {table: dict(edits) for table, edits in self.tables.edits.items()}
 
     def restore(self, snapshot: Json) -> None:
-        self.tables = Tables(self.base)
-        for table, edits in snapshot.items():
-            for key, row in edits.items():
-                self.tables.put(self.entity(table), key, row)
+        self.tables.edits = {table: dict(edits) for table, edits in snapshot.items()}
 
     def state(self) -> Json:
         """Every row, for a reader: table → key → row."""
@@ -185,20 +172,20 @@ class Episode:
         """What differs from the start, as end states are compared: table → key → row, or None."""
         out: Json = {}
         for table, edits in self.tables.edits.items():
-            entity = self.entity(table)
-            base = self.base(entity)
-            written = {key: row for key, row in edits.items() if row != base.get(key)}
-            if written:
-                out[table] = {
-                    k: row and entity.public(row, base.get(k)) for k, row in written.items()
-                }
+            category, name = table.split(".")
+            entity = self.domains[category].entities[name]
+            base, written = self.base(entity), dict[str, Json | None]()
+            for key, row in edits.items():
+                if row != base.get(key):
+                    written[key] = row and entity.public(row, base.get(key))
+            out |= {table: written} if written else {}
         return out
 
-    def same(self, other: Episode) -> bool:
+    def same(self, other: "Episode") -> bool:
         """Whether both ended in the same state."""
         return self.changes() == other.changes()
 
-    def diff(self, wanted: Episode) -> list[str]:
+    def diff(self, wanted: "Episode") -> list[str]:
         return diff(self.changes(), wanted.changes())
 
     def digest(self) -> str:

@@ -1,9 +1,6 @@
-"""The two small languages of a domain file: expressions (`fare * seats + fee`) and conditions
-(`price <= max_price?`). Expressions are a checked subset of Python's: arithmetic, comparison,
-`and/or/not`, `a if c else b`, a field of another row (`flight.fare`), and the functions below.
-Nothing in them can loop, call back or reach outside."""
-
-from __future__ import annotations
+"""The two small languages of a domain file: conditions (`price <= max_price?`) and expressions, a
+checked subset of Python's (arithmetic, comparison, `and/or/not`, `a if c else b`, fields of another
+row as in `flight.fare`, the functions below) that cannot loop, call back or reach outside."""
 
 import ast
 import json

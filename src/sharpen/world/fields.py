@@ -1,7 +1,4 @@
-"""A field: what a value looks like, said once. Rows are drawn from it and the JSON schemas of
-parameters and outputs are derived from it."""
-
-from __future__ import annotations
+"""A field: what a value looks like, said once for drawn rows and the JSON schemas of tools."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -90,11 +87,9 @@ class Field(Config):
 
     def coerce(self, value: Any) -> Any:
         """A computed value as this field stores it."""
-        return (
-            plain(round(value, self.places))
-            if self.kind in NUMBERS and value is not None
-            else value
-        )
+        if value is None or self.kind not in NUMBERS:
+            return value
+        return plain(round(value, self.places))
 
 
 def normal(kind: str, spec: Any) -> Any:
@@ -176,10 +171,8 @@ class Drawing:
             case "id":
                 head, *rest = spec.split("#")
                 digits = [DIGITS[self.family], *["0123456789"] * (len(rest) - 1)]
-                drawn = (
-                    f"{self.one_of(d)} + {text!r}" for d, text in zip(digits, rest, strict=True)
-                )
-                return " + ".join([repr(head), *drawn])
+                pairs = zip(map(self.one_of, digits), rest, strict=True)
+                return " + ".join([repr(head), *(f"{drawn} + {text!r}" for drawn, text in pairs)])
             case "text" if isinstance(spec, str):
                 pieces = [repr(piece) for piece in POOL.split(spec)]  # text, pool, text, …
                 for i, name in enumerate(POOL.findall(spec)):
@@ -199,8 +192,7 @@ class Drawing:
                 return drawn if field.kind == "date" else f"{drawn} + 'T' + {self.one_of(QUARTERS)}"
             case "time":
                 first, last = map(minutes, spec)
-                step = int(field.step)
-                return self.one_of([clock(at) for at in range(first, last + 1, step)])
+                return self.one_of([clock(at) for at in range(first, last + 1, int(field.step))])
             case "bool":
                 return f"random() < {spec}"
             case "ref":

@@ -1,12 +1,9 @@
 """What a task's gold says about the tool world: its episode, what the gold calls leave behind and
-find out, and a trajectory that does the task. `Run` is the only code that executes an assistant's
-messages; the environment and the agent reward both go through it.
+find out, and a trajectory that does the task. The environment and the agent reward both execute an
+assistant's messages by `Run`.
 
 `Task.gold` is `{"categories": […], "seed": 7, "family": "train", "faults"?: {…}, "calls": [{"name",
-"arguments"}, …]}`; the calls are one way to the wanted end state, not the only one.
-"""
-
-from __future__ import annotations
+"arguments"}, …]}`; the calls are one way to the wanted end state, not the only one."""
 
 import json
 from collections.abc import Container, Iterator
@@ -46,8 +43,7 @@ class Executed:
 
 
 class Run:
-    """Messages executed in an episode. Every call counts towards `max_calls`, broken ones too; what
-    exceeds them is not run."""
+    """Messages executed in an episode; all calls, broken ones too, count towards `max_calls`."""
 
     def __init__(
         self, episode: Episode, offered: Container[str] | None = None, max_calls: int = MAX_CALLS
@@ -145,8 +141,7 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def gold_trajectory(task: Task, world: World | None = None) -> Trajectory | None:
-    """A trajectory that does the task, one call a turn, faulted calls again; None where the gold
-    does not say how."""
+    """One that does the task, a call a turn, faulted ones again; None if gold does not say how."""
     gold, calls = task.gold, gold_calls(task)
     if gold.get("match") == "allowed":
         calls = [ToolCall(c.name, example(c.arguments)) for c in calls]

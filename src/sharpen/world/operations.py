@@ -1,11 +1,8 @@
-"""What all operations share: their settings, what their tools take and answer, and one execution.
+"""What all operations share: settings, what their tools take and answer, and one execution.
 
-A tool is an operation with settings. Operations stand in families, classes whose fields are the
-settings that they share; an operation is a method that runs a call, and its arguments are settings
-of its own. Its signature, such as `filters with top -> count:integer rows`, says word by word which
-parameters a tool takes and what it answers with. `reading` and `writing` hold the families."""
-
-from __future__ import annotations
+A tool is an operation with settings. Families are classes whose fields are settings that operations
+share; an operation is a method that runs a call, and its arguments are settings of its own. Its
+signature (`filters with top -> count:integer rows`) says what a tool takes and answers with."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +22,7 @@ from sharpen.world.state import Entities, Entity, Scope, Tables
 Run = TypeVar("Run", bound=Callable[..., Json])
 Names = tuple[str, ...]
 Shape = Any  # Field, a JSON type's name, [Shape] or {name: Shape}
-OPERATIONS: dict[str, type[Operation]] = {}
+OPERATIONS: dict[str, "type[Operation]"] = {}
 LIMITS = {"<=": "upper limit for", "<": "upper limit for", ">=": "lower limit for"}
 LIMITS |= {">": "lower limit for", "contains": "words to look for in"}
 UNSET: Json = {"none": 0.0, "calc": None, "default": None}  # of a field that becomes a parameter
@@ -169,10 +166,6 @@ class Operation(Config):
         """Whether the tool takes the key of one row of its entity."""
         return bool(self.entity) and "key" in self.signature[0]
 
-    @cached_property
-    def settings(self) -> Json:
-        return {name: getattr(self, name) for name in self.own}
-
     def parameters(self) -> list[Param]:
         return [param for word in self.signature[0] for param in takes(self, word)]
 
@@ -195,13 +188,10 @@ class Operation(Config):
         call.enter()
         if "refused" not in self.signature[1]:  # else each row is looked at by itself
             self.guard(call.scope)
-        result = type(self).run(self, call, **self.settings)
+        result = type(self).run(self, call, **{name: getattr(self, name) for name in self.own})
         for name, expression in self.returns.items():
             result[name] = call.scope[name] = tidy(expression(call.scope))
         return result
-
-
-# The words of signatures -----------------------------------------------------------------------
 
 
 def takes(tool: Any, word: str) -> list[Param]:

@@ -1,15 +1,11 @@
 """Phrases of a domain file: `{slot}`s and how values are spoken in them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sharpen.types import SharpenError
-
-if TYPE_CHECKING:
-    from sharpen.world.domain import Tool
+from sharpen.world.domain import Tool
 
 SLOT = re.compile(r"\{([\w.*]+)\}")
 

@@ -1,7 +1,5 @@
 """The operations that read."""
 
-from __future__ import annotations
-
 import re
 from functools import cache, cached_property
 from typing import Annotated, Any, Literal
@@ -9,15 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, InstanceOf
 
 from sharpen.types import Json
-from sharpen.world.expressions import (
-    Condition,
-    Expr,
-    Expression,
-    Where,
-    clock,
-    minutes,
-    parse_named,
-)
+from sharpen.world.expressions import Expr, Expression, Where, clock, minutes, parse_named
 from sharpen.world.fields import plain
 from sharpen.world.operations import Call, Names, Operation, operation, refuse, tidy
 from sharpen.world.state import Scope
@@ -72,7 +62,7 @@ class Selecting(Operation):
     keep: Expr | None = None
 
     @cached_property
-    def conditions(self) -> tuple[Condition, ...]:
+    def conditions(self) -> tuple[Where, ...]:
         parent: str = getattr(self, "of", "")
         return (parse_named(parent), *self.where) if parent else self.where
 

@@ -3,8 +3,6 @@
 `Task.gold` is `{"schema": script, "writable"?: true, "sql": statement or list}`; `envs/sql.py` acts
 in it, and what the statements of a trajectory leave is compared with what gold's leave."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from collections import Counter
@@ -18,7 +16,6 @@ from sharpen.types import Json, RowError, Task, Trajectory
 MAX_ROWS, LIMIT_S, BUILD_S = 50, 2.0, 10.0
 MAX_VALUE, MAX_PAGES = 1 << 17, 1 << 14  # bytes of a value, pages of 4 KB
 OUTSIDE = (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH)
-
 LIMITED = '{"error": "call_limit"'
 
 

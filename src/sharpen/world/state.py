@@ -1,13 +1,12 @@
 """Entities, their seeded rows, and the per-episode state over them: base rows are drawn once for a
 category, family and seed, shared and never changed; an episode keeps only what it changed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache, partial
+from copy import deepcopy
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from sharpen.config import Config
@@ -32,19 +31,16 @@ class Entity(Config):
 
     def show(self, row: Json, names: Iterable[str]) -> Json:
         """The row as a caller may see and change it."""
-        return {n: own_copy(row[n]) for n in names or self.fields}
+        return {n: deepcopy(row[n]) for n in names or self.fields}
 
     def public(self, row: Json, base: Json | None) -> Json:
         """What counts when end states are compared: free wording only counts as changed or not."""
-        before, fields = base or {}, self.fields
-        changed = {
-            n: v is not None and v != before.get(n) for n, v in row.items() if fields[n].free
-        }
-        return row | changed
+        before, free = base or {}, [name for name in row if self.fields[name].free]
+        return row | {n: row[n] is not None and row[n] != before.get(n) for n in free}
 
-    def reference(self, about: str = "") -> Field:
+    def reference(self) -> Field:
         """The key, as other rows and parameters hold it."""
-        return Field(kind="ref", spec=self.name, about=about or self.fields[self.key].about)
+        return Field(kind="ref", spec=self.name, about=self.fields[self.key].about)
 
     def select(self, names: Iterable[str]) -> dict[str, Field]:
         """These fields, or all of them; a name that is none of them is an error."""
@@ -55,19 +51,13 @@ class Entity(Config):
         return {n: self.reference() if n == self.key else self.fields[n] for n in chosen}
 
 
-def own_copy(value: Any) -> Any:
-    if isinstance(value, list):
-        return [own_copy(v) for v in value]
-    return {k: own_copy(v) for k, v in value.items()} if isinstance(value, dict) else value
-
-
 class Entities:
     """A category's entities by name, with its pools: all that rows are drawn from."""
 
     def __init__(self, category: str, entities: dict[str, Entity], pools: Mapping[str, Any]):
         self.category, self.entities = category, dict[str, Entity]()
         self.pools = shared_pools() | {name: tuple(values) for name, values in pools.items()}
-        self.compiled: dict[tuple[Field | Entity, Family], Callable[..., Any]] = {}
+        self.drawn = cache(self.compiled)
         self.holders: dict[str, list[str]] = {}  # names under which rows hold an entity's keys
         for name, entity in entities.items():
             said: Json = {"name": name, "table": f"{category}.{name}"}
@@ -92,16 +82,12 @@ class Entities:
                 return name
         raise SharpenError(f"{child} has no reference to {parent}")
 
-    def drawn(self, owner: Field | Entity, family: Family) -> Callable[..., Any]:
+    def compiled(self, owner: Field | Entity, family: Family) -> Callable[..., Any]:
         """What draws a field's values, or all of a row but its key."""
-        if (owner, family) not in self.compiled:
-            drawing = Drawing(family, self.pools)
-            if isinstance(owner, Field):
-                self.compiled[owner, family] = drawing.value(owner)
-            else:
-                rest = {n: f for n, f in owner.fields.items() if n != owner.key}
-                self.compiled[owner, family] = drawing.row(rest)
-        return self.compiled[owner, family]
+        if isinstance(owner, Field):
+            return Drawing(family, self.pools).value(owner)
+        rest = {name: field for name, field in owner.fields.items() if name != owner.key}
+        return Drawing(family, self.pools).row(rest)
 
 
 class Scope(dict[str, Any]):
@@ -205,8 +191,7 @@ def diff(found: Json, wanted: Json) -> list[str]:
             if left[key] != right[key]:
                 lines.append(f"{at}: {'not ' if left[key] else ''}removed")
         else:
-            pairs = [(name, left[key].get(name), value) for name, value in right[key].items()]
-            lines += [
-                f"{at}.{n}: {is_!r}, expected {want!r}" for n, is_, want in pairs if is_ != want
-            ]
+            for name, value in right[key].items():
+                if (is_ := left[key].get(name)) != value:
+                    lines.append(f"{at}.{name}: {is_!r}, expected {value!r}")
     return lines

@@ -1,7 +1,5 @@
 """The operations that write."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any, Literal
 
