@@ -5,7 +5,6 @@ order, held-out splits first, because train has more to choose from.
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import sys
@@ -22,7 +21,7 @@ from sharpen import records
 from sharpen.data.generate.plans import run_gold, verify_gold
 from sharpen.data.generate.plays import Play
 from sharpen.data.generate.scene import Fruitless, Shelf, parts, split_categories
-from sharpen.data.overlap import MAX_OVERLAP, request_of
+from sharpen.data.overlap import MAX_OVERLAP, perhaps_near, request_of
 from sharpen.progress import Advance, progress
 from sharpen.rows import dialog_to_row, task_to_row
 from sharpen.types import Dialog, Json, SharpenError, Task
@@ -185,16 +184,9 @@ class Guard:
         return True
 
     def near(self, content: frozenset[str], split: str) -> bool:
-        """Shares a row of `split` too many words? It must have one of the few rarest of them."""
-        index = self.rows_with[split]
-        needed = math.floor(MAX_OVERLAP * len(content)) + 1
-        rarest = sorted(content, key=lambda word: len(index.get(word, ())))
-        for word in rarest[: len(content) - needed + 1]:
-            for row in index.get(word, ()):
-                common = len(content & row)
-                if common > MAX_OVERLAP * (len(content) + len(row) - common):
-                    return True
-        return False
+        """Shares a row of `split` too many words?"""
+        rows = perhaps_near(content, self.rows_with[split], MAX_OVERLAP)
+        return any(len(content & row) > MAX_OVERLAP * len(content | row) for row in rows)
 
 
 def build_data(
