@@ -31,11 +31,9 @@ LETTERS = np.array([chr(code).isalnum() for code in range(128)] + [True])
 
 
 class CoresetSelector:
-    """`CoresetSelector("hybrid", 8000, scorer=ModelScorer.load(name)).select(dialogs)`.
-
-    Rows come in the order in which they were picked, so that a shorter coreset is a longer one's
-    beginning (not for `random`, which keeps the set's order, nor for curricula).
-    """
+    """`CoresetSelector("hybrid", 8000, scorer=ModelScorer.load(name)).select(dialogs)`. Rows are in
+    the order in which they were picked, so that a shorter coreset is a longer one's beginning (not
+    for `random`, which keeps the set's order, nor for curricula)."""
 
     def __init__(
         self,
@@ -165,12 +163,9 @@ def easy_to_hard(difficulty: np.ndarray, count: int) -> np.ndarray:
 def farthest_points(
     vectors_N_D: np.ndarray, count: int, first: int, weight_N: np.ndarray | None = None
 ) -> np.ndarray:
-    """Exactly the greedy order by `weight × (1 - cosine to the nearest chosen row)`.
-
-    Scores only fall. So the next rows are looked for in a pool of the highest scores, as long as
-    the pool's best stays above whatever is outside; only then is everything compared with the
-    newly chosen rows, in one matrix product instead of one pass over memory a row.
-    """
+    """Exactly the greedy order by `weight × (1 - cosine to the nearest chosen row)`. Scores only
+    fall, so the next rows are looked for in a pool of the highest scores, as long as its best stays
+    above whatever is outside; only then is everything compared with the newly chosen rows."""
     total = len(vectors_N_D)
     weight_N = np.ones(total, np.float32) if weight_N is None else weight_N
     score_N = np.full(total, np.inf, np.float32)
@@ -198,12 +193,9 @@ def farthest_points(
 
 
 def facility_location(vectors_N_D: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
-    """Greedy for Σ_i max_{j chosen} max(0, cosine(i, j)): at least 1 - 1/e of the best value.
-
-    Up to `GROUP` rows that is exact. A larger set is cut into groups of like rows, and rows of
-    different groups count as unlike; then each group's greedy order is independent of the others',
-    and merging these by gain is the greedy order of the whole.
-    """
+    """Greedy for Σ_i max_{j chosen} max(0, cosine(i, j)): at least 1 - 1/e of the best value. More
+    than `GROUP` rows are cut into groups of like rows, and rows of different groups count as
+    unlike: merging the groups' greedy orders by gain is then the greedy order of the whole."""
     orders, gains, chance = [], [], np.random.default_rng(seed)
     for group in like_groups(vectors_N_D, np.arange(len(vectors_N_D)), chance):
         order, gain = greedy_cover(np.maximum(vectors_N_D[group] @ vectors_N_D[group].T, 0), count)

@@ -1,8 +1,6 @@
-"""`sharpen data import`: a foreign file or folder → JSONL rows, bad records beside them.
-
-A format is a converter (one of `importers/`) that makes a record a `Dialog`, `Task` or
-`Preference`. What is written can be read back: a row of the wrong types never goes to disk. Nothing
-is dropped: a record that is not converted is in the quarantine with its place and the reason.
+"""`sharpen data import`: a foreign file or folder → JSONL rows by a converter of `importers/`. What
+is written can be read back, and nothing is dropped: a record that is not converted is in the
+quarantine beside the rows, with its place and the reason.
 """
 
 from __future__ import annotations

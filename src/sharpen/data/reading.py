@@ -1,8 +1,6 @@
-"""Files → records with their `file:line`, in constant memory.
-
-JSONL, a JSON array (streamed element by element), one JSON document, CSV, text, each also gzipped,
-and folders of them. What cannot be read is a record with a `problem`, so that it is counted and
-kept apart, and reading goes on behind it wherever the format allows.
+"""Files → records with their `file:line`, in constant memory: JSONL, JSON arrays and documents,
+CSV, text, each also gzipped, and folders of them. What cannot be read is a record with a `problem`,
+and reading goes on behind it wherever the format allows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Data by name: the built sets `agent_sft:train`, `agent_benchmark:test`,
-`agent_benchmark/timing:dev`, `agent_tools`, and tasks made on the spot, as
-`procedural/arithmetic:train?levels=0-2`. The sets live in `$SHARPEN_DATA`, else in the user's
-cache, and are built on first use.
+"""Data by name: the sets `agent_sft:train`, `agent_benchmark/timing:dev` and `agent_tools`, which are
+built on first use, and tasks made on the spot, as `procedural/arithmetic:train?levels=0-2`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Recorded dialogs with a service behind them: API-Bank, Schema-Guided Dialogue, STAR, tau-bench
-(tasks and runs), and logs of tool use as text (ReAct).
-
-The tools of the first three stand in files of their own: `all_apis.csv`, `schema.json`, `apis/`.
-tau-bench's tools belong to the environment and are in none of the files; a task's instruction is
-what the simulated user is told, not what it says, which `metadata.simulated_user` marks.
+"""Recorded dialogs with a service behind them, and logs of tool use as text (ReAct). The tools of
+API-Bank, SGD and STAR stand in files of their own; tau-bench's belong to the environment and are in
+no file, and its instructions are what the simulated user is told, not what it says
+(`metadata.simulated_user`).
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -106,9 +105,7 @@ def sgd(row: Json, known: dict[str, list[ToolSpec]]) -> Dialog:
                 made = ToolCall(f"{frame['service']}_{call['method']}", call["parameters"])
                 messages += shapes.step(made, frame["service_results"])
         messages.append(Message("user" if user else "assistant", turn["utterance"]))
-    tools = [
-        tool for tools in shapes.listed(row["services"], known, "schema.json") for tool in tools
-    ]
+    tools = chain.from_iterable(shapes.listed(row["services"], known, "schema.json"))
     metadata = {"services": row["services"], "requests": asks}
     return Dialog(shapes.joined(messages), tuple(tools), id=row["dialogue_id"], metadata=metadata)
 

@@ -1,8 +1,5 @@
-"""Tasks: which tools a request needs and in which order (BFCL, Seal-Tools, NESTFUL, MetaTool,
-ToolBench, ToolAlpaca, Gorilla, LiveMCPBench; the plans of WorFBench, TaskBench and UltraTool), and
-questions whose answer can be told right from wrong: mathematics (GSM8K, AQuA-RAT, SVAMP), code
-(MBPP, HumanEval), databases (InterCode-SQL, DBBench), facts (HotpotQA, LLMCompiler), one thing in a
-long text (LongEval, key–value retrieval), and when to act (IN3, When2Call).
+"""Tasks: which tools a request needs and in which order, and questions whose answer can be told
+right from wrong: mathematics, code, databases, facts, one thing in a long text, when to act.
 
 Gold calls may refer to earlier results (`API_call_0`, `$var1.field$`); such arguments stay as they
 are. Catalogues and answers stand in files beside the rows. Gorilla's `api/` files and ToolAlpaca's
@@ -33,6 +30,7 @@ GORILLA_REQUEST = re.compile(
 )
 DECISIONS = {"direct": "answer", "tool_call": "call"}
 DECISIONS |= {"request_for_info": "ask", "cannot_answer": "decline"}
+TASKBENCH_TOOLS = shapes.catalogue("tool_desc.json", "data/ultratool/tool_desc.json")
 
 
 def bfcl_answers(path: Path) -> Json:
@@ -225,9 +223,6 @@ def part(row: Json, name: str) -> Any:
     return shapes.literal(value) if isinstance(value, str) else value
 
 
-TASKBENCH_TOOLS = shapes.catalogue("tool_desc.json", "data/ultratool/tool_desc.json")
-
-
 @Importer(has("task_nodes|tool_nodes"), r"jsonl?$", TASKBENCH_TOOLS)
 def taskbench(row: Json, tools: Tools) -> Task:
     nodes, names = part(row, "nodes"), [node["task"] for node in part(row, "nodes")]
@@ -306,9 +301,8 @@ def dbbench(row: Json) -> Task:
 def hotpotqa(row: Json) -> Task:
     documents = [{"title": t, "text": "".join(lines)} for t, lines in row.get("context") or []]
     gold = {"answers": [row["answer"]], "support": row["supporting_facts"]}
-    extra = {"documents": documents, "type": row.get("type", "")}
-    level = row.get("level", "")
-    return task("qa", row["question"], gold, id=row["_id"], difficulty=level, **extra)
+    extra = {"documents": documents, "type": row.get("type", ""), "id": row["_id"]}
+    return task("qa", row["question"], gold, difficulty=row.get("level", ""), **extra)
 
 
 @Importer(lambda row: set(row) - {"branch"} == {"id", "question", "answer"})
