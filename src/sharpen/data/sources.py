@@ -1,5 +1,5 @@
-"""Data by name: the sets `agent_sft:train`, `agent_benchmark/timing:dev` and `agent_tools`, which are
-built on first use, and tasks made on the spot, as `procedural/arithmetic:train?levels=0-2`.
+"""Data by name: the sets `agent_sft:train`, `agent_benchmark/timing:dev` and `agent_tools`, built
+on first use, and tasks made on the spot, as `procedural/arithmetic:train?levels=0-2`.
 """
 
 from __future__ import annotations

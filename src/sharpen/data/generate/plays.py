@@ -79,8 +79,7 @@ class Play(Scene):
         self.quiet = self.rng.random() < QUIET
         call = self.explain()
         if not self.quiet and self.rng.random() < 0.5:
-            goal = fill(self.tool.operation.goal, call.arguments)
-            self.user(self.frame("one").format(goal=goal))
+            self.user(self.frame("one").format(goal=fill(self.tool.operation.goal, call.arguments)))
             self.serve(call)
 
     def explain(self) -> ToolCall:
@@ -181,8 +180,7 @@ class Play(Scene):
         keys = [n for n in named if n in tool.takes and not tool.params[n].many]
         if keys and (self.level or not phrase):
             name = self.rng.choice(keys)
-            noun = self.domain.entities[tool.takes[name]].noun
-            hidden = self.frame("someone").format(noun=noun)
+            hidden = self.frame("someone").format(noun=self.domain.entities[tool.takes[name]].noun)
             goal = tool.operation.goal.replace(f"{{{name}}}", hidden)
             phrase = self.frame("one").replace("{goal}", goal)
         self.request(must(phrase))

@@ -312,9 +312,7 @@ class LongContextDataGenerator:
     def generate_long_form_completion(self, prompt: str, target_length: int) -> Json:
         """A long text by the policy, with the length it really has."""
         if self.policy is None:
-            raise SharpenError(
-                "long texts are written by a policy: LongContextDataGenerator(policy)"
-            )
+            raise SharpenError("long text is written by a policy: LongContextDataGenerator(policy)")
         asked = f"{prompt}\n\nWrite about {target_length} characters."
         turn = replies(self.policy, [asked], max(16, target_length // 3), 0.7, self.seed)[0]
         text, complete = turn.message.content, turn.stop == StopReason.ANSWERED

@@ -69,8 +69,7 @@ def apibank(turns: list[Json], where: str, tools: Tools) -> Dialog:
         messages += shapes.step(ToolCall(turn["api_name"], turn["param_dict"]), answer)
     stem = Path(where.rsplit(":", 1)[0]).stem
     used += [name for name in stem.split("-") if name in tools]  # whose descriptions were given
-    listed = shapes.listed(used, tools, "all_apis.csv")
-    return Dialog(shapes.joined(messages), listed, id=stem)
+    return Dialog(shapes.joined(messages), shapes.listed(used, tools, "all_apis.csv"), id=stem)
 
 
 def sgd_tools(path: Path) -> dict[str, list[ToolSpec]]:

@@ -260,13 +260,11 @@ def task(
     kind: str, instruction: str, gold: Json, *, tools: Any = (), difficulty: str = "", **more: Any
 ) -> Task:
     """A task; besides its id, what is not named here is metadata."""
-    row_id = str(more.pop("id", ""))
-    return Task(row_id, instruction, tools, gold, kind, difficulty, metadata=more)
+    return Task(str(more.pop("id", "")), instruction, tools, gold, kind, difficulty, metadata=more)
 
 
 def gold_calls(values: Iterable[Any]) -> list[Json]:
-    calls = map(call_from, values)
-    return [{"name": call.name, "arguments": call.arguments} for call in calls]
+    return [{"name": call.name, "arguments": call.arguments} for call in map(call_from, values)]
 
 
 def as_text(value: Any) -> str:
