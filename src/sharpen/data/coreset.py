@@ -1,7 +1,6 @@
 """Coresets: which rows of a set to train on, by loss, diversity, coverage, influence or difficulty.
 Losses come from a real model (a `Scorer`) or from the rows themselves, never from a formula;
-vectors from an `Encoder`, or hashed features. Below the selector are pure functions of arrays.
-"""
+vectors from an `Encoder`, or hashed features. Below the selector are pure functions of arrays."""
 
 from __future__ import annotations
 
@@ -84,8 +83,7 @@ class CoresetSelector:
         return farthest_points(self.vectors(rows), count, first)
 
     def hybrid(self, rows: Sequence[Any], count: int) -> np.ndarray:
-        """Farthest-point traversal by `rank of the loss × distance to the nearest picked row`,
-        ranks from 1/n to 1, beginning with the highest loss."""
+        """Farthest points by `rank of the loss (1/n to 1) × distance`, from the highest loss on."""
         rank = np.empty(len(rows), np.float32)
         rank[np.argsort(self.losses(rows), kind="stable")] = np.arange(1, len(rows) + 1) / len(rows)
         return farthest_points(self.vectors(rows), count, int(rank.argmax()), rank)
@@ -222,8 +220,7 @@ def like_groups(
 
 
 def greedy_cover(similar_n_n: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The greedy order and its gains. After a pick only those rows' parts of the gains are computed
-    again that it covers better than before: few, but for the first picks."""
+    """The greedy order and its gains; a pick changes only the gains of rows it covers better."""
     covered_n = np.zeros(len(similar_n_n), similar_n_n.dtype)
     gain_n = similar_n_n.sum(1, dtype=np.float64)
     order, gains = [], []

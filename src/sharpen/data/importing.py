@@ -1,7 +1,6 @@
 """`sharpen data import`: a foreign file or folder → JSONL rows by a converter of `importers/`. What
 is written can be read back, and nothing is dropped: a record that is not converted is in the
-quarantine beside the rows, with its place and the reason.
-"""
+quarantine beside the rows, with its place and the reason."""
 
 from __future__ import annotations
 
@@ -95,8 +94,7 @@ def import_file(
 
 
 def converted(importer: Importer, record: Record, side: tuple[Any, ...]) -> bytes:
-    """A record's row as a JSONL line, or a RowError. Whatever a foreign record lacks or has in the
-    wrong shape is a fault of the record, so those exceptions become the reason."""
+    """A record's row as a JSONL line, or a RowError: a wrong shape is the record's fault."""
     if record.problem:
         raise RowError(record.where, record.problem)
     try:

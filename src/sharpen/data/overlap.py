@@ -1,7 +1,6 @@
 """Do splits leak into each other? Verbatim instructions, shared 13-grams, and near copies: rows of
 two splits that share most of their words once values are masked and stop words dropped.
-Texts are held as 8-byte hashes and word numbers, so a million rows fit in memory.
-"""
+Texts are held as 8-byte hashes and word numbers, so a million rows fit in memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Rehearsal: rows of earlier rounds, kept in a buffer of fixed size, are trained on again. Every
 row draws a key when it is seen, ln(u) / weight with u uniform, and the highest keys stay: a sample
-in proportion to the weights (Efraimidis and Spirakis). What is replayed is drawn by fresh keys.
-"""
+in proportion to the weights (Efraimidis and Spirakis). What is replayed is drawn by fresh keys."""
 
 from __future__ import annotations
 

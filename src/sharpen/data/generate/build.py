@@ -1,7 +1,6 @@
 """`sharpen data build`: the three sets from the tool world, the same bytes for the same seed. A row
 is a pure function of (file, kind, seed, number), so workers may draw it; the guard sees all rows in
-order, held-out splits first, because train has more to choose from.
-"""
+order, held-out splits first, because train has more to choose from."""
 
 from __future__ import annotations
 

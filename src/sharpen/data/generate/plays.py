@@ -1,6 +1,5 @@
 """What happens in a row, by the names that `sets.yaml` uses. A dialog has a main request, solved
-with real calls, and `follow`s it up. A task is what the user says last, with its gold answer.
-"""
+with real calls, and `follow`s it up. A task is what the user says last, with its gold answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Chat rows and preferences. `openai` also reads the older `functions` and LLaMA-Factory's v1
 rows, whose content is a list of parts. A `chosen` beside a `rejected` makes a pair of a ShareGPT or
-Alpaca row.
-"""
+Alpaca row."""
 
 from __future__ import annotations
 

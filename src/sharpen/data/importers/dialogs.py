@@ -1,8 +1,7 @@
 """Recorded dialogs with a service behind them, and logs of tool use as text (ReAct). The tools of
 API-Bank, SGD and STAR stand in files of their own; tau-bench's belong to the environment and are in
 no file, and its instructions are what the simulated user is told, not what it says
-(`metadata.simulated_user`).
-"""
+(`metadata.simulated_user`)."""
 
 from __future__ import annotations
 
@@ -93,8 +92,7 @@ def sgd_tool(service: Json, intent: Json) -> ToolSpec:
 
 @Importer(has("dialogue_id turns services"), "dialogues", sgd_tools)
 def sgd(row: Json, known: dict[str, list[ToolSpec]]) -> Dialog:
-    """A frame's `service_call` and `service_results` are call and answer; a REQUEST act is a place
-    where the assistant asks."""
+    """`service_call` and `service_results` are call and answer; a REQUEST act is a question."""
     messages, asks = [], 0
     for turn in row["turns"]:
         user = turn["speaker"] == "USER"
@@ -234,8 +232,7 @@ def react_logs(records: Iterator[Record], file: Path) -> Iterator[Record]:
 
 
 def react_tools(header: str, used: list[tuple[str, Any]]) -> Tools:
-    """What the header explains; else the names it lists, or that the log uses, with the inputs that
-    the log gives them."""
+    """What the header explains; else the names it lists or the log uses, with the log's inputs."""
     found = {}
     for name, parameter, text in re.findall(r"(?m)^\(\d+\) (\w+)\[(\w+)\]: *(.*)$", header):
         fields = {"properties": {parameter: {"type": "string"}}, "required": [parameter]}
@@ -275,8 +272,7 @@ def is_react(row: Json) -> bool:
 
 @Importer(is_react, split=react_logs)
 def react(row: Json) -> Dialog:
-    """The log stands in a text file, `prompt` or `text`; `Finish[…]` is the answer. A log with an
-    action that cannot be read is kept apart whole."""
+    """`Finish[…]` is the answer. A log with an action that cannot be read is kept apart whole."""
     header, mark, log = (row.get("text") or row["prompt"]).rpartition("(END OF EXAMPLES)")
     header = header if mark else row.get("header", "")
     log = log[log.rindex("Question:") :] if "Question:" in log else log

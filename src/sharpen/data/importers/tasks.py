@@ -3,8 +3,7 @@ right from wrong: mathematics, code, databases, facts, one thing in a long text,
 
 Gold calls may refer to earlier results (`API_call_0`, `$var1.field$`); such arguments stay as they
 are. Catalogues and answers stand in files beside the rows. Gorilla's `api/` files and ToolAlpaca's
-`public_apis.json` are catalogues without a request and are not recognised.
-"""
+`public_apis.json` are catalogues without a request and are not recognised."""
 
 from __future__ import annotations
 
@@ -103,8 +102,7 @@ def best(options: list[ToolSpec], arguments: Json) -> ToolSpec:
 
 @Importer(lambda row: row["input"] and row["output"][0]["name"], "data", nestful_tools)
 def nestful(row: Json, known: dict[str, list[ToolSpec]]) -> Task:
-    """The final `var_result` is the gold's `result`. About six in a hundred visible rows call a
-    function that is not listed; `data check` names them."""
+    """About six in a hundred visible rows call a function that is not listed."""
     calls = [call for call in row["output"] if call["name"] != "var_result"]
     result = next((c["arguments"] for c in row["output"] if c["name"] == "var_result"), None)
     listed = [call for call in calls if call["name"] in known]
