@@ -117,7 +117,7 @@ def faults(noun: Any, report: CheckReport) -> Iterator[str]:
     listed = [noun] if isinstance(noun, ToolSpec) else noun.tools
     tools = {tool.name: tool for tool in listed}
     for tool in listed:
-        if problem := known_problem(tool.parameters):
+        if problem := known_problem(json.dumps(tool.parameters)):
             yield f"tool {tool.name!r}: {problem}"
     for call in calls_of(noun):
         report.calls += 1
@@ -152,12 +152,8 @@ def refers(value: Any) -> bool:
     return isinstance(value, (dict, list)) and any(refers(item) for item in inner)
 
 
-def known_problem(parameters: Json) -> str | None:
-    return dumped_problem(json.dumps(parameters))
-
-
 @lru_cache(20_000)  # rows repeat their tools
-def dumped_problem(schema: str) -> str | None:
+def known_problem(schema: str) -> str | None:
     return schema_problem(json.loads(schema))
 
 
@@ -206,7 +202,8 @@ def count_calls(noun: Any, counts: Counter[str], names: set[str]) -> None:
         if call.name not in tools:
             counts["unlisted_calls"] += 1
         elif not refers(call.arguments):
-            wrong = known_problem(tools[call.name].parameters) or check_call(call, tools[call.name])
+            tool = tools[call.name]
+            wrong = known_problem(json.dumps(tool.parameters)) or check_call(call, tool)
             counts["bad_arguments"] += bool(wrong)
     counts["no_call" if not calls else "single_call" if len(calls) == 1 else "several_calls"] += 1
     if isinstance(noun, Task):

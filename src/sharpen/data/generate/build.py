@@ -173,7 +173,9 @@ class Guard:
         runs = [text, *grams]
         if any(self.said.get(run, split) != split for run in runs):
             return False
-        if any(self.near(content, other) for other in self.rows_with if other != split):
+        others = [index for other, index in self.rows_with.items() if other != split]
+        near = (row for index in others for row in perhaps_near(content, index, MAX_OVERLAP))
+        if any(len(content & row) > MAX_OVERLAP * len(content | row) for row in near):
             return False
         self.said |= dict.fromkeys(runs, split)
         self.asked |= {(file, masked), (file, text)}
@@ -181,11 +183,6 @@ class Guard:
         for word in content:
             index.setdefault(word, set()).add(content)
         return True
-
-    def near(self, content: frozenset[str], split: str) -> bool:
-        """Shares a row of `split` too many words?"""
-        rows = perhaps_near(content, self.rows_with[split], MAX_OVERLAP)
-        return any(len(content & row) > MAX_OVERLAP * len(content | row) for row in rows)
 
 
 def build_data(

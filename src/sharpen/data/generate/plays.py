@@ -19,7 +19,7 @@ QUIET, LONGER = 0.6, 0.2  # shares: of dialogs about nothing to do, and of one m
 
 
 class Play(Scene):
-    # main requests of dialogs
+    """First the main requests of dialogs, then how a dialog goes on, then tasks."""
 
     def single(self) -> None:
         self.serve(self.request(self.text))
@@ -101,8 +101,6 @@ class Play(Scene):
         wanted = fill(goal, call.arguments) if told else "do that"
         self.say(f"None of the tools I have here can {wanted}, so I have to leave it.")
 
-    # how a dialog goes on
-
     def follow(self) -> None:
         """Go on until the dialog is long enough, and now and then a little longer."""
         turns = [self.another] * 2 + [self.recall, self.general, self.thanks]
@@ -163,8 +161,6 @@ class Play(Scene):
     def thanks(self) -> None:
         self.user(self.frame("thanks"))
         self.say("You're welcome.")
-
-    # tasks
 
     def select(self) -> None:
         self.gold = {"tools": [self.tool.name], "calls": written(self.request(self.text))}
