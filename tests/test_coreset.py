@@ -10,8 +10,14 @@ import pytest
 
 from sharpen import CoresetSelector, Dialog, Message, SharpenError, ToolCall
 from sharpen.data import coreset
-from sharpen.data.coreset import easy_to_hard, facility_location, farthest_points
-from sharpen.data.features import HashedEncoder, dialog_text, normalised
+from sharpen.data.coreset import (
+    HashedEncoder,
+    dialog_text,
+    easy_to_hard,
+    facility_location,
+    farthest_points,
+    normalised,
+)
 
 
 def dialog(number: int, said: str, answer: str = "Done.", **metadata) -> Dialog:

@@ -11,13 +11,14 @@ from sharpen.data.check import CheckReport, check_rows, faults
 from sharpen.data.generate.own import build_own, draw_value, rephrased, task_of
 from sharpen.data.generate.samples import (
     Filters,
+    LongContextDataGenerator,
     ReActDataGenerator,
+    ReasoningDataGenerator,
     ToolCallDataGenerator,
     mask_functions,
     preference_pair,
     sft_from_trajectories,
 )
-from sharpen.data.generate.texts import LongContextDataGenerator, ReasoningDataGenerator
 from sharpen.rows import dialog_from_row, dialog_to_row
 from sharpen.types import (
     Dialog,

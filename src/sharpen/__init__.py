@@ -62,8 +62,8 @@ _PUBLIC = {
         ("ToolCallDataGenerator", "ReActDataGenerator", "mask_functions", "preference_pair"),
         "sharpen.data.generate.samples",
     ),
-    "ReasoningDataGenerator": "sharpen.data.generate.texts",
-    "LongContextDataGenerator": "sharpen.data.generate.texts",
+    "ReasoningDataGenerator": "sharpen.data.generate.samples",
+    "LongContextDataGenerator": "sharpen.data.generate.samples",
 }  # fmt: skip
 
 

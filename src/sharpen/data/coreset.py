@@ -1,20 +1,18 @@
 """Coresets: which rows of a set to train on, by loss, diversity, coverage, influence or difficulty.
-
-`CoresetSelector` reads rows (dialogs, or processed dialogs) and picks `target_size` of them. Losses
-come from a real model (a `Scorer`) or from the rows themselves, never from a formula; vectors from
-an `Encoder`, or hashed features. The mathematics below it are pure functions of arrays.
-"""
+Losses come from a real model (a `Scorer`) or from the rows themselves, never from a formula;
+vectors from an `Encoder`, or hashed features. Below the selector are pure functions of arrays."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any, TypeVar
 
 import numpy as np
 
-from sharpen.data.features import HashedEncoder, dialog_text, normalised
+from sharpen.calls import assistant_text
 from sharpen.types import Dialog, Encoder, RowError, Scorer, SharpenError
 
 Row = TypeVar("Row")
@@ -26,14 +24,15 @@ STRATEGIES = (
 BATCH = 1024  # rows that a model or an encoder is handed at a time
 POOL = 2048  # rows among which the next farthest ones are looked for
 GROUP = 2048  # rows whose mutual similarities are held at once
+BEFORE, BEHIND = "\x02\x02", "\x03"  # edges of a text; even an empty one has a gram of its own
+ORDER = np.uint64(0x9E3779B97F4A7C15)
+LETTERS = np.array([chr(code).isalnum() for code in range(128)] + [True])
 
 
 class CoresetSelector:
-    """`CoresetSelector("hybrid", 8000, scorer=ModelScorer.load(name)).select(dialogs)`.
-
-    Rows come in the order in which they were picked, so that a shorter coreset is a longer one's
-    beginning (not for `random`, which keeps the set's order, nor for curricula).
-    """
+    """`CoresetSelector("hybrid", 8000, scorer=ModelScorer.load(name)).select(dialogs)`. Rows are in
+    the order in which they were picked, so that a shorter coreset is a longer one's beginning (not
+    for `random`, which keeps the set's order, nor for curricula)."""
 
     def __init__(
         self,
@@ -71,8 +70,6 @@ class CoresetSelector:
         count = min(self.target_size, len(rows))
         return [int(index) for index in getattr(self, self.strategy)(rows, count)]
 
-    # Strategies --------------------------------------------------------------------------------
-
     def random(self, rows: Sequence[Any], count: int) -> np.ndarray:
         return np.sort(np.random.default_rng(self.seed).permutation(len(rows))[:count])
 
@@ -86,11 +83,9 @@ class CoresetSelector:
         return farthest_points(self.vectors(rows), count, first)
 
     def hybrid(self, rows: Sequence[Any], count: int) -> np.ndarray:
-        """Farthest-point traversal by `rank of the loss × distance to the nearest picked row`,
-        ranks from 1/n to 1, beginning with the highest loss."""
-        losses = self.losses(rows)
+        """Farthest points by `rank of the loss (1/n to 1) × distance`, from the highest loss on."""
         rank = np.empty(len(rows), np.float32)
-        rank[np.argsort(losses, kind="stable")] = np.arange(1, len(rows) + 1) / len(rows)
+        rank[np.argsort(self.losses(rows), kind="stable")] = np.arange(1, len(rows) + 1) / len(rows)
         return farthest_points(self.vectors(rows), count, int(rank.argmax()), rank)
 
     def facility_location(self, rows: Sequence[Any], count: int) -> np.ndarray:
@@ -111,19 +106,15 @@ class CoresetSelector:
         """The same by length of the text, which needs no model."""
         return easy_to_hard(np.array([len(dialog_text(dialog_of(r))) for r in rows]), count)
 
-    # Measures ----------------------------------------------------------------------------------
-
     def losses(self, rows: Sequence[Any]) -> np.ndarray:
         """A row's own `loss` where its metadata has one, else the scorer's."""
         given = [row.metadata.get("loss") for row in rows]
         unknown = [index for index, value in enumerate(given) if value is None]
         if unknown:
             if self.scorer is None:
-                raise RowError(
-                    name_of(rows, unknown[0]),
-                    f"no loss, and coreset strategy {self.strategy} has no scorer to measure it; "
-                    "give scorer=ModelScorer.load(model)",
-                )
+                lack = f"no loss, and coreset strategy {self.strategy} has no scorer to measure it"
+                where = name_of(rows, unknown[0])
+                raise RowError(where, f"{lack}; give scorer=ModelScorer.load(model)")
             found = batched(self.scorer.losses, [dialog_of(rows[i]) for i in unknown])
             for index, value in zip(unknown, found, strict=True):
                 given[index] = value
@@ -131,8 +122,7 @@ class CoresetSelector:
 
     def vectors(self, rows: Sequence[Any]) -> np.ndarray:
         """One row of unit length each, whatever the encoder's own length was."""
-        texts = [dialog_text(dialog_of(row)) for row in rows]
-        found = batched(self.encoder.encode, texts)
+        found = batched(self.encoder.encode, [dialog_text(dialog_of(row)) for row in rows])
         if found.ndim != 2 or len(found) != len(rows):
             raise SharpenError(f"encoder: {found.shape} values for {len(rows)} rows")
         bad = np.flatnonzero(~np.isfinite(found).all(1))
@@ -163,9 +153,6 @@ def finite(values: Any, rows: Sequence[Any], what: str) -> np.ndarray:
     return np.asarray(values, np.float64)
 
 
-# Pure functions ----------------------------------------------------------------------------------
-
-
 def easy_to_hard(difficulty: np.ndarray, count: int) -> np.ndarray:
     order = np.argsort(difficulty, kind="stable")
     return order[((np.arange(count) + 0.5) * len(order) / count).astype(int)]
@@ -174,12 +161,9 @@ def easy_to_hard(difficulty: np.ndarray, count: int) -> np.ndarray:
 def farthest_points(
     vectors_N_D: np.ndarray, count: int, first: int, weight_N: np.ndarray | None = None
 ) -> np.ndarray:
-    """Exactly the greedy order by `weight × (1 - cosine to the nearest chosen row)`.
-
-    Scores only fall. So the next rows are looked for in a pool of the highest scores, as long as
-    the pool's best stays above whatever is outside; only then is everything compared with the
-    newly chosen rows, in one matrix product instead of one pass over memory a row.
-    """
+    """Exactly the greedy order by `weight × (1 - cosine to the nearest chosen row)`. Scores only
+    fall, so the next rows are looked for in a pool of the highest scores, as long as its best stays
+    above whatever is outside; only then is everything compared with the newly chosen rows."""
     total = len(vectors_N_D)
     weight_N = np.ones(total, np.float32) if weight_N is None else weight_N
     score_N = np.full(total, np.inf, np.float32)
@@ -207,15 +191,11 @@ def farthest_points(
 
 
 def facility_location(vectors_N_D: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
-    """Greedy for Σ_i max_{j chosen} max(0, cosine(i, j)): at least 1 - 1/e of the best value.
-
-    Up to `GROUP` rows that is exact. A larger set is cut into groups of like rows, and rows of
-    different groups count as unlike; then each group's greedy order is independent of the others',
-    and merging these by gain is the greedy order of the whole.
-    """
-    groups = like_groups(vectors_N_D, np.arange(len(vectors_N_D)), np.random.default_rng(seed))
-    orders, gains = [], []
-    for group in groups:
+    """Greedy for Σ_i max_{j chosen} max(0, cosine(i, j)): at least 1 - 1/e of the best value. More
+    than `GROUP` rows are cut into groups of like rows, and rows of different groups count as
+    unlike: merging the groups' greedy orders by gain is then the greedy order of the whole."""
+    orders, gains, chance = [], [], np.random.default_rng(seed)
+    for group in like_groups(vectors_N_D, np.arange(len(vectors_N_D)), chance):
         order, gain = greedy_cover(np.maximum(vectors_N_D[group] @ vectors_N_D[group].T, 0), count)
         orders.append(group[order])
         gains.append(gain)
@@ -229,32 +209,93 @@ def like_groups(
     """Halve along the direction of greatest spread until no group is larger than `GROUP`."""
     if len(rows) <= GROUP:
         return [rows]
-    part_n_D = vectors_N_D[rows]
-    part_n_D = part_n_D - part_n_D.mean(0)
+    part_n_D = vectors_N_D[rows] - vectors_N_D[rows].mean(0)
     axis = chance.standard_normal(part_n_D.shape[1]).astype(np.float32)
     for _ in range(6):  # power iteration: a rough first principal axis is enough
         axis = (part_n_D @ axis) @ part_n_D
         axis /= max(float(np.linalg.norm(axis)), 1e-12)
     order = rows[np.argsort(part_n_D @ axis, kind="stable")]
-    half = len(order) // 2
-    parts = order[:half], order[half:]
-    return [group for part in parts for group in like_groups(vectors_N_D, np.sort(part), chance)]
+    low, high = np.sort(order[: len(order) // 2]), np.sort(order[len(order) // 2 :])
+    return like_groups(vectors_N_D, low, chance) + like_groups(vectors_N_D, high, chance)
 
 
 def greedy_cover(similar_n_n: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The greedy order and its gains. After a pick only those rows' parts of the gains are computed
-    again that it covers better than before: few, but for the first picks."""
+    """The greedy order and its gains; a pick changes only the gains of rows it covers better."""
     covered_n = np.zeros(len(similar_n_n), similar_n_n.dtype)
     gain_n = similar_n_n.sum(1, dtype=np.float64)
-    order: list[int] = []
-    gains: list[float] = []
+    order, gains = [], []
     while len(order) < min(count, len(gain_n)):
         best = int(gain_n.argmax())
         order.append(best)
-        gains.append(float(gain_n[best]))
+        gains.append(gain_n[best])
         better = np.flatnonzero(similar_n_n[best] > covered_n)
         old, new = covered_n[better, None], similar_n_n[best][better, None]
         gain_n -= (np.clip(similar_n_n[better], old, new) - old).sum(0, dtype=np.float64)
         covered_n[better] = new[:, 0]
         gain_n[best] = -np.inf
     return np.array(order), np.array(gains)
+
+
+def dialog_text(dialog: Dialog) -> str:
+    """What is asked, said and called; results of tools and system prompts tell rows apart badly."""
+    parts = []
+    for message in dialog.messages:
+        if message.role == "assistant":
+            parts.append(assistant_text(message, dialog.id))
+        elif message.role == "user":
+            parts.append(message.content)
+    return "\n".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class HashedEncoder:
+    """Words (a Chinese character is one), pairs of Chinese characters, and grams of three, each of
+    which falls with a random sign into one of `dims` buckets: dot products then count what two
+    texts share. The root of each bucket's sum keeps a frequent word from drowning the rest."""
+
+    dims: int = 256
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        edged = [f"{BEFORE}{text.lower()}{BEHIND}" for text in texts]
+        codes = np.frombuffer("".join(edged).encode("utf-32-le", "surrogatepass"), np.uint32)
+        rows = np.repeat(np.arange(len(texts)), [len(text) for text in edged])
+        han = (codes >= 0x3040) & (codes <= 0x9FFF)
+        wide = codes.astype(np.uint64)
+        pairs = np.flatnonzero(han[:-1] & han[1:] & (rows[:-1] == rows[1:]))
+        grams = np.flatnonzero(rows[:-2] == rows[2:])
+        starts, words = word_sums(wide, han)
+        two = wide[pairs] * ORDER + wide[pairs + 1] + np.uint64(1 << 40)
+        three = (wide[grams] * ORDER + wide[grams + 1]) * ORDER + wide[grams + 2]
+        hashed = mixed(np.concatenate([words, two, three]))
+        owner = np.concatenate([rows[starts], rows[pairs], rows[grams]])
+        bucket = (hashed % np.uint64(self.dims)).astype(np.int64)
+        sign = 1.0 - 2.0 * (hashed >> np.uint64(63))
+        size = len(texts) * self.dims
+        sums = np.bincount(owner * self.dims + bucket, sign, size).reshape(len(texts), self.dims)
+        return normalised(np.sign(sums) * np.sqrt(np.abs(sums)))
+
+
+def word_sums(codes: np.ndarray, han: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where words start, and a number for each that follows from its characters and their order."""
+    letter = LETTERS[np.minimum(codes, 128)]
+    joined = letter[1:] & letter[:-1] & ~han[1:] & ~han[:-1]
+    first = letter & ~np.concatenate([[False], joined])
+    starts, inside = np.flatnonzero(first), np.flatnonzero(letter)
+    if not len(starts):
+        return starts, np.zeros(0, np.uint64)
+    place = inside - np.maximum.accumulate(np.where(first[inside], inside, 0))
+    powers = ORDER ** np.arange(place.max() + 1, dtype=np.uint64)
+    return starts, np.add.reduceat(codes[inside] * powers[place], np.flatnonzero(first[inside]))
+
+
+def mixed(numbers: np.ndarray) -> np.ndarray:
+    """Every bit of the number decides about every bit of the hash (the splitmix64 finaliser)."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+def normalised(vectors: np.ndarray) -> np.ndarray:
+    """Rows of unit length; a row of zeros stays one."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)

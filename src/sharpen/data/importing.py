@@ -1,9 +1,6 @@
-"""`sharpen data import`: a foreign file or folder → JSONL rows, bad records beside them.
-
-A format is a converter (one of `importers/`) that makes a record a `Dialog`, `Task` or
-`Preference`. What is written can be read back: a row of the wrong types never goes to disk. Nothing
-is dropped: a record that is not converted is in the quarantine with its place and the reason.
-"""
+"""`sharpen data import`: a foreign file or folder → JSONL rows by a converter of `importers/`. What
+is written can be read back, and nothing is dropped: a record that is not converted is in the
+quarantine beside the rows, with its place and the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sharpen.data.check import Noun, structure
+from sharpen.data.check import noun_of, structure
 from sharpen.data.importers import chat, dialogs, tasks  # noqa: F401 - they fill FORMATS
 from sharpen.data.importers.shapes import FORMATS, Importer
 from sharpen.data.reading import Record, read_records
@@ -28,8 +25,6 @@ from sharpen.types import Dialog, Json, Preference, RowError, SharpenError, Task
 
 TO_ROW: dict[type, Callable[[Any], Json]]
 TO_ROW = {Dialog: dialog_to_row, Preference: preference_to_row, Task: task_to_row}
-WANTED: dict[str, type] = {"id": str, "metadata": dict}
-OF_TASKS = WANTED | {"instruction": str, "kind": str, "difficulty": str, "gold": dict}
 SHAPE_ERRORS = (KeyError, TypeError, AttributeError, ValueError, IndexError, RecursionError)
 
 
@@ -99,8 +94,7 @@ def import_file(
 
 
 def converted(importer: Importer, record: Record, side: tuple[Any, ...]) -> bytes:
-    """A record's row as a JSONL line, or a RowError. Whatever a foreign record lacks or has in the
-    wrong shape is a fault of the record, so those exceptions become the reason."""
+    """A record's row as a JSONL line, or a RowError: a wrong shape is the record's fault."""
     if record.problem:
         raise RowError(record.where, record.problem)
     try:
@@ -109,9 +103,12 @@ def converted(importer: Importer, record: Record, side: tuple[Any, ...]) -> byte
         if isinstance(noun, Task) and not noun.id:  # it is called after its place
             place = re.sub(r"\W+", "-", record.where.rsplit(":", 1)[-1])
             noun = replace(noun, id=f"{importer.name}-{place}")
-        if problems := misfits(noun) or structure(noun):
+        row = TO_ROW[type(noun)](noun)
+        if noun_of(Record(record.where, row)) != noun:
+            raise RowError(record.where, "a field is of another type than it must be")
+        if problems := structure(noun):
             raise RowError(record.where, problems[0])
-        return dump_row(TO_ROW[type(noun)](noun)).encode("utf-8") + b"\n"
+        return dump_row(row).encode("utf-8") + b"\n"
     except SHAPE_ERRORS as error:
         raise RowError(record.where, fault(error)) from None
 
@@ -124,19 +121,6 @@ def fault(error: Exception) -> str:
     if isinstance(error, UnicodeEncodeError):
         return "holds half of a surrogate pair"
     return f"wrong shape: {error}"
-
-
-def misfits(noun: Noun) -> list[str]:
-    """Fields whose type the reader would refuse: a foreign record's values come through unseen."""
-    wanted = OF_TASKS if isinstance(noun, Task) else WANTED
-    wrong = [name for name, kind in wanted.items() if not isinstance(getattr(noun, name), kind)]
-    pair = isinstance(noun, Preference)
-    for m in noun.prompt + noun.chosen + noun.rejected if pair else noun.messages:
-        if {type(m.content), type(m.name), type(m.tool_call_id)} != {str}:
-            wrong.append(f"a message of the {m.role}")
-    if len({tool.name for tool in noun.tools}) < len(noun.tools):
-        return ["two tools have one name"]
-    return [f"{name}: of another type than it must be" for name in wrong]
 
 
 def reason_kind(reason: str) -> str:

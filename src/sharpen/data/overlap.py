@@ -1,16 +1,13 @@
 """Do splits leak into each other? Verbatim instructions, shared 13-grams, and near copies: rows of
 two splits that share most of their words once values are masked and stop words dropped.
-
-Texts are held as 8-byte hashes and word numbers, never as text, so a million rows fit in memory.
-"""
+Texts are held as 8-byte hashes and word numbers, so a million rows fit in memory."""
 
 from __future__ import annotations
 
 import math
 import re
 from array import array
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
@@ -115,10 +112,9 @@ def compare(paths: Sequence[Path]) -> Json:
     """Every pair of splits, and how distinct each is in itself."""
     numbers: dict[str, int] = {}
     splits = [read_split(path, numbers) for path in paths]
-    rarity = Counter(word for split in splits for row in split.words for word in array("I", row))
     pairs = []
     for a, b in combinations(splits, 2):
-        share, where, copies = closest(a, b, rarity)
+        share, where, copies = closest(a, b)
         verbatim, grams = np.intersect1d(a.verbatim, b.verbatim), np.intersect1d(a.grams, b.grams)
         pair = {"splits": [a.path, b.path], "verbatim": len(verbatim), "grams": len(grams)}
         pair |= {"word_overlap": round(share, 4), "closest": where, "near_copies": copies}
@@ -148,13 +144,20 @@ def leaks_in(found: Json) -> list[str]:
     return leaks
 
 
-def closest(a: Split, b: Split, rarity: Counter[int]) -> tuple[float, list[str], int]:
-    """The highest share of words (intersection over union) that a row of `b` has with one of `a`,
-    the two rows, and how many different rows of `b` are over `MAX_OVERLAP`.
+def perhaps_near(
+    words: Collection[Any], rows_with: Mapping[Any, Collection[Any]], bound: float
+) -> Iterator[Any]:
+    """Without comparing all pairs: rows that share more than `bound` of their words with these must
+    have one of the few rarest of them in common."""
+    needed = math.floor(bound * len(words)) + 1
+    rarest = sorted(words, key=lambda word: len(rows_with.get(word, ())))
+    for word in rarest[: max(0, len(words) - needed + 1)]:
+        yield from rows_with.get(word, ())
 
-    Exact without comparing all pairs: two rows whose share beats a bound must have one of a few of
-    the row's rarest words in common, so only rows with those words are looked at.
-    """
+
+def closest(a: Split, b: Split) -> tuple[float, list[str], int]:
+    """The highest share of words (intersection over union) that a row of `b` has with one of `a`,
+    the two rows, and how many different rows of `b` are over `MAX_OVERLAP`."""
     rows_with: dict[int, array[int]] = {}
     theirs = list(a.words)
     for number, row in enumerate(theirs):
@@ -164,9 +167,7 @@ def closest(a: Split, b: Split, rarity: Counter[int]) -> tuple[float, list[str],
     for row, place in b.words.items():
         words = array("I", row)
         mine, highest = frozenset(words), 0.0
-        needed = math.floor(min(best, MAX_OVERLAP) * len(words)) + 1  # words in common, to beat it
-        rarest = sorted(words, key=rarity.__getitem__)[: max(0, len(words) - needed + 1)]
-        for other in dict.fromkeys(n for word in rarest for n in rows_with.get(word, ())):
+        for other in dict.fromkeys(perhaps_near(words, rows_with, min(best, MAX_OVERLAP))):
             common = len(mine.intersection(array("I", theirs[other])))
             share = common / (len(mine) + len(theirs[other]) // words.itemsize - common)
             highest = max(highest, share)

@@ -1,9 +1,8 @@
 """Tasks made from a seed, of adjustable difficulty, for reinforcement learning on small models:
 `procedural/arithmetic:train?levels=0-2&count=512&seed=1`, `procedural/tools:ood?levels=1`.
-
 `test` has the kind of problems that `train` has and none of the same; `ood` has other numbers,
-operators, tools, values and words. Arithmetic is scored by `gold.answer`, tools by what is left in
-the tool world. The same name gives the same bytes.
+operators, tools, values and words. The same name gives the same bytes. Beside them the starter set
+of the quickstart: one request, three candidate tools, one right call, as `starter.yaml` has them.
 """
 
 from __future__ import annotations
@@ -13,14 +12,16 @@ import operator
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 from urllib.parse import parse_qsl
 
 from pydantic import Field
 
 from sharpen.calls import assistant_text, compact_json
-from sharpen.config import Config, parse_config
-from sharpen.data.generate.scene import split_categories, using
-from sharpen.types import Message, SharpenError, Task, ToolCall
+from sharpen.config import Config, parse_config, read_yaml
+from sharpen.data.generate.plans import written
+from sharpen.data.generate.scene import HERE, frames, split_categories, using
+from sharpen.types import Dialog, Message, SharpenError, Task, ToolCall, ToolSpec
 from sharpen.world.episode import shipped_world
 from sharpen.world.fields import Family
 from sharpen.world.phrases import fill, slots
@@ -29,25 +30,8 @@ from sharpen.world.state import seeded
 PREFIX, SPLITS = "procedural/", ("train", "test", "ood")
 MOST_MISSES = 2000  # in a row: then there is nothing new left to ask
 TEST_SHARE = 0.2
+CANDIDATES = 3  # of a starter request
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
-# operands, the largest of them, operators
-ARITHMETIC = (
-    (2, 20, "+"),
-    (2, 50, "+-"),
-    (3, 50, "+-"),
-    (3, 20, "+-*"),
-    (4, 99, "+-*"),
-    (5, 999, "+-*"),
-)
-QUESTIONS = {
-    False: ("What is {}?", "Compute {}.", "How much is {}?"),
-    True: ("Work out the value of {}.", "Give me the result of {}.", "{} makes what?"),
-}
-# A model that never saw a call can copy one: SmolLM2-135M does so three times of four.
-COPY = ("Repeat exactly what follows and nothing else.\n{call}", "{call}\nCopy the line above.")
-NAMES = ("Call {name} with {given}.", "I want {name} to be run. Pass {given}.")
-# tools on offer, calls, and how they are asked for, if not in the tools' own words
-TOOLS = ((1, 1, COPY), (1, 1, NAMES), (1, 1, None), (4, 1, None), (8, 1, None), (8, 2, None))
 Found = tuple[str, Task] | None  # what makes a task different from others, and the task
 
 
@@ -65,37 +49,33 @@ def procedural_tasks(name: str) -> Iterator[Task]:
         kinds, splits = "|".join(MAKERS), "|".join(SPLITS)
         raise SharpenError(f"{name!r}: expected {PREFIX}{kinds}:{splits}?levels=0-2&count=256")
     settings = parse_config(Settings, dict(parse_qsl(query, keep_blank_values=True)), name)
-    make, most = MAKERS[kind]
+    levels = frames("procedural")[kind]
     first, last = int(settings.levels[0]), int(settings.levels[-1])
-    if not first <= last < most:
-        raise SharpenError(f"{name!r}: levels {settings.levels}: there are 0 to {most - 1}")
+    if not first <= last < len(levels):
+        raise SharpenError(f"{name!r}: levels {settings.levels}: there are 0 to {len(levels) - 1}")
     seen, drawn, misses = set[str](), 0, 0
     while len(seen) < settings.count:
         level = first + len(seen) % (last - first + 1)
-        found = make(split == "ood", level, seeded(PREFIX, kind, split, settings.seed, drawn))
+        rng = seeded(PREFIX, kind, split, settings.seed, drawn)
+        found = MAKERS[kind](split == "ood", *levels[level], rng)
         drawn, misses = drawn + 1, misses + 1
         if misses > MOST_MISSES:
             raise SharpenError(f"{name!r}: there are only {len(seen)} different tasks")
-        if (
-            found
-            and found[0] not in seen
-            and (split == "ood" or is_test(found[0]) == (split == "test"))
-        ):
+        if found and found[0] not in seen and split in ("ood", split_of(found[0])):
             seen.add(found[0])
             misses, own = 0, f"{kind}-{split}-{settings.seed}-{len(seen) - 1}"
             yield replace(found[1], id=own, difficulty=f"{kind} {level}")
 
 
-def is_test(key: str) -> bool:
+def split_of(key: str) -> str:
     """A problem's split is decided by the problem alone."""
-    return hashlib.sha256(key.encode()).digest()[0] < TEST_SHARE * 256
+    return "test" if hashlib.sha256(key.encode()).digest()[0] < TEST_SHARE * 256 else "train"
 
 
-def arithmetic(strange: bool, level: int, rng: random.Random) -> Found:
-    operands, largest, signs = ARITHMETIC[level]
+def arithmetic(strange: bool, operands: int, largest: int, signs: str, rng: random.Random) -> Found:
     low, high = (largest + 1, 2 * largest) if strange else (0, largest)
     if strange:
-        signs = "+-" if level == 0 else "+-*"
+        signs = "+-" if signs == "+" else "+-*"
     value = rng.randint(low, high)
     text = str(value)
     for at in range(operands - 1):
@@ -106,20 +86,20 @@ def arithmetic(strange: bool, level: int, rng: random.Random) -> Found:
             value = OPERATORS[sign](value, other)
         else:
             text, value = f"{other} {sign} {inner}", OPERATORS[sign](other, value)
-    question = rng.choice(QUESTIONS[strange]).format(text)
+    question = rng.choice(frames("procedural")["questions"][strange]).format(text)
     return text, Task("", question, gold={"answer": str(value)}, kind="math")
 
 
-def tools(strange: bool, level: int, rng: random.Random) -> Found:
-    offered, count, way = TOOLS[level]
+def tools(
+    strange: bool, offered: int, count: int, way: list[str] | None, rng: random.Random
+) -> Found:
+    """`way` is how calls are asked for, if not in the tools' own words."""
     family: Family = "dev" if strange else "train"
     world, seed = shipped_world(), rng.randrange(1 << 30)
     places = split_categories(world.categories)
     category = rng.choice([name for name in world.categories if places[name] == family])
-    episode, known = (
-        world.episode([category], seed, family),
-        [*world.domain(category).tools.values()],
-    )
+    episode = world.episode([category], seed, family)
+    known = list(world.domain(category).tools.values())
     chosen, calls, asked = rng.sample(known, count), [], []
     for tool in chosen:
         text = rng.choice(tool.operation.ask)
@@ -127,7 +107,7 @@ def tools(strange: bool, level: int, rng: random.Random) -> Found:
         if call is None or not {*tool.required} <= {*slots(text)}:
             return None
         episode.call(call)
-        calls.append({"name": call.name, "arguments": call.arguments})
+        calls += written(call)
         asked.append(spell(call, way, strange) if way else fill(text, call.arguments))
     shown = [*chosen, *rng.sample([t for t in known if t not in chosen], offered - count)]
     rng.shuffle(shown)
@@ -136,11 +116,45 @@ def tools(strange: bool, level: int, rng: random.Random) -> Found:
     return compact_json([instruction, calls]), Task("", instruction, specs, gold, "tool_state")
 
 
-def spell(call: ToolCall, phrases: tuple[str, str], strange: bool) -> str:
+def spell(call: ToolCall, phrases: list[str], strange: bool) -> str:
     text = assistant_text(Message("assistant", tool_calls=(call,)), "")
     given = [f"{key} {compact_json(value)}" for key, value in call.arguments.items()]
     given = ", ".join(given) or "no arguments"
     return phrases[strange].format(call=text, name=call.name, given=given)
 
 
-MAKERS = {"arithmetic": (arithmetic, len(ARITHMETIC)), "tools": (tools, len(TOOLS))}
+MAKERS = {"arithmetic": arithmetic, "tools": tools}
+
+
+def starter_dialogs(split: Literal["train", "test"], count: int, seed: int = 0) -> list[Dialog]:
+    """Requests with their right call, each different from all others of the split."""
+    tools = read_yaml(HERE / "starter.yaml")["tools"]
+    specs = {}
+    for name, tool in tools.items():
+        schema = {"type": "object", "properties": tool["parameters"]}
+        schema["required"] = list(tool["parameters"])
+        specs[name] = ToolSpec(name, tool["description"], schema)
+    chance, names, misses = random.Random(f"starter:{split}:{seed}"), list(tools), 0
+    dialogs: dict[str, Dialog] = {}
+    while len(dialogs) < count and misses < MOST_MISSES:
+        name = names[len(dialogs) % len(names)] if misses < 50 else chance.choice(names)
+        values = {}
+        for field, schema in tools[name]["parameters"].items():
+            values[field] = chance.choice(schema.get("enum") or tools[name]["values"][field][split])
+        request = chance.choice(tools[name][split]).format(**values)
+        others = chance.sample([n for n in names if n != name], CANDIDATES - 1)
+        offered = tuple(specs[n] for n in chance.sample([name, *others], CANDIDATES))
+        misses += 1
+        if request not in dialogs:
+            misses, row = 0, f"starter-{split}-{len(dialogs)}"
+            call = Message("assistant", tool_calls=(ToolCall(name, values),))
+            said = Message("user", request), call
+            dialogs[request] = Dialog(said, offered, row, "tool_selection")
+    return list(dialogs.values())
+
+
+def starter_task(dialog: Dialog) -> Task:
+    """The same request as something to be solved."""
+    user, answer = dialog.messages
+    gold = {"calls": written(*answer.tool_calls)}
+    return Task(dialog.id, user.content, dialog.tools, gold, kind="call")

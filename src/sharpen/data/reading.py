@@ -1,9 +1,6 @@
-"""Files → records with their `file:line`, in constant memory.
-
-JSONL, a JSON array (streamed element by element), one JSON document, CSV, text, each also gzipped,
-and folders of them. What cannot be read is a record with a `problem`, so that it is counted and
-kept apart, and reading goes on behind it wherever the format allows.
-"""
+"""Files → records with their `file:line`, in constant memory: JSONL, JSON arrays and documents,
+CSV, text, each also gzipped, and folders of them. What cannot be read is a record with a `problem`,
+and reading goes on behind it wherever the format allows."""
 
 from __future__ import annotations
 
@@ -42,8 +39,7 @@ Split = Callable[[Iterator[Record], Path], Iterator[Record]]
 
 
 def read_records(path: Path, names: str = "", split: Split | None = None) -> Iterator[Record]:
-    """Every record of a file, or of all data files below a folder whose names match; `split` makes
-    others of a file's records."""
+    """Records of a file, or of a folder's files of matching names; `split` makes others of them."""
     for file in data_files(path, names):
         yield from split(read_file(file), file) if split else read_file(file)
 
@@ -152,8 +148,7 @@ def decoded(file: IO[bytes]) -> IO[str]:
 
 
 def array_records(file: IO[bytes], path: Path) -> Iterator[Record]:
-    """The elements of a JSON array, one at a time. Behind a broken element, reading goes on at the
-    next line that starts like the one before did."""
+    """One element at a time; behind a broken one it goes on at the next line that starts alike."""
     text, ended, marker = decoded(file), False, ""
     buffer = text.read(CHUNK)
     at = buffer.index("[") + 1

@@ -1,10 +1,6 @@
-"""Rehearsal: rows of earlier rounds, kept in a buffer of fixed size, are trained on again.
-
-Every row draws a key when it is seen, ln(u) / weight with u uniform, and the highest keys stay:
-with equal weights a uniform sample of everything seen, with the loss as weight one in which a row
-is the likelier the higher its loss (Efraimidis and Spirakis). Rows to replay are drawn by fresh
-keys of the same kind.
-"""
+"""Rehearsal: rows of earlier rounds, kept in a buffer of fixed size, are trained on again. Every
+row draws a key when it is seen, ln(u) / weight with u uniform, and the highest keys stay: a sample
+in proportion to the weights (Efraimidis and Spirakis). What is replayed is drawn by fresh keys."""
 
 from __future__ import annotations
 
@@ -27,10 +23,8 @@ Kept = tuple[float, int, int, float, Any]  # key, serial number, round, weight, 
 
 
 class OnlineContinualLearner:
-    """`mix(rows)` is a round: the new rows, and `replay_ratio` times as many of earlier rounds.
-
-    Rows are dialogs or datums. `class_balanced` keeps and draws the task types evenly.
-    """
+    """`mix(rows)` is a round: the new rows, dialogs or datums, and `replay_ratio` times as many of
+    earlier rounds. `class_balanced` keeps and draws the task types evenly."""
 
     def __init__(
         self, buffer_size: int, replay_ratio: float, strategy: str = "reservoir", seed: int = 0

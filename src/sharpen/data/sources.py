@@ -1,8 +1,5 @@
-"""Data by name: the built sets `agent_sft:train`, `agent_benchmark:test`,
-`agent_benchmark/timing:dev`, `agent_tools`, and tasks made on the spot, as
-`procedural/arithmetic:train?levels=0-2`. The sets live in `$SHARPEN_DATA`, else in the user's
-cache, and are built on first use.
-"""
+"""Data by name: the sets `agent_sft:train`, `agent_benchmark/timing:dev` and `agent_tools`, built
+on first use, and tasks made on the spot, as `procedural/arithmetic:train?levels=0-2`."""
 
 from __future__ import annotations
 
@@ -37,8 +34,7 @@ def data_folder() -> Path:
 
 
 def resolve(name: str) -> list[Path]:
-    """A set's files, built first if they are not there; a file's path stands for itself, and what
-    is made from its name alone has none."""
+    """A set's files, built first if need be; a path is itself, and a made-up source has no file."""
     if Path(name).is_file():
         return [Path(name)]
     if name.startswith(PREFIX):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sharpen.data.generate.texts import LongContextDataGenerator
+from sharpen.data.generate.samples import LongContextDataGenerator
 from sharpen.data.importers.shapes import FORMATS
 from sharpen.data.importing import SHAPE_ERRORS, converted, fault, load, reason_kind
 from sharpen.data.reading import read_records

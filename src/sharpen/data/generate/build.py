@@ -1,11 +1,9 @@
 """`sharpen data build`: the three sets from the tool world, the same bytes for the same seed. A row
 is a pure function of (file, kind, seed, number), so workers may draw it; the guard sees all rows in
-order, held-out splits first, because train has more to choose from.
-"""
+order, held-out splits first, because train has more to choose from."""
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import sys
@@ -22,7 +20,7 @@ from sharpen import records
 from sharpen.data.generate.plans import run_gold, verify_gold
 from sharpen.data.generate.plays import Play
 from sharpen.data.generate.scene import Fruitless, Shelf, parts, split_categories
-from sharpen.data.overlap import MAX_OVERLAP, request_of
+from sharpen.data.overlap import MAX_OVERLAP, perhaps_near, request_of
 from sharpen.progress import Advance, progress
 from sharpen.rows import dialog_to_row, task_to_row
 from sharpen.types import Dialog, Json, SharpenError, Task
@@ -175,7 +173,9 @@ class Guard:
         runs = [text, *grams]
         if any(self.said.get(run, split) != split for run in runs):
             return False
-        if any(self.near(content, other) for other in self.rows_with if other != split):
+        others = [index for other, index in self.rows_with.items() if other != split]
+        near = (row for index in others for row in perhaps_near(content, index, MAX_OVERLAP))
+        if any(len(content & row) > MAX_OVERLAP * len(content | row) for row in near):
             return False
         self.said |= dict.fromkeys(runs, split)
         self.asked |= {(file, masked), (file, text)}
@@ -183,18 +183,6 @@ class Guard:
         for word in content:
             index.setdefault(word, set()).add(content)
         return True
-
-    def near(self, content: frozenset[str], split: str) -> bool:
-        """Shares a row of `split` too many words? It must have one of the few rarest of them."""
-        index = self.rows_with[split]
-        needed = math.floor(MAX_OVERLAP * len(content)) + 1
-        rarest = sorted(content, key=lambda word: len(index.get(word, ())))
-        for word in rarest[: len(content) - needed + 1]:
-            for row in index.get(word, ()):
-                common = len(content & row)
-                if common > MAX_OVERLAP * (len(content) + len(row) - common):
-                    return True
-        return False
 
 
 def build_data(

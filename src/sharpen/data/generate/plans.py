@@ -1,7 +1,6 @@
 """Plans over the tool world: steps of which some take what earlier ones returned. Each step is
 really executed in a copy of the episode before the next one is drawn. A plan that was written down
-is executed again, and refused if it does not reach its recorded end state.
-"""
+is executed again, and refused if it does not reach its recorded end state."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """What happens in a row, by the names that `sets.yaml` uses. A dialog has a main request, solved
-with real calls, and `follow`s it up. A task is what the user says last, with its gold answer.
-"""
+with real calls, and `follow`s it up. A task is what the user says last, with its gold answer."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ QUIET, LONGER = 0.6, 0.2  # shares: of dialogs about nothing to do, and of one m
 
 
 class Play(Scene):
-    # main requests of dialogs
+    """First the main requests of dialogs, then how a dialog goes on, then tasks."""
 
     def single(self) -> None:
         self.serve(self.request(self.text))
@@ -79,8 +78,7 @@ class Play(Scene):
         self.quiet = self.rng.random() < QUIET
         call = self.explain()
         if not self.quiet and self.rng.random() < 0.5:
-            goal = fill(self.tool.operation.goal, call.arguments)
-            self.user(self.frame("one").format(goal=goal))
+            self.user(self.frame("one").format(goal=fill(self.tool.operation.goal, call.arguments)))
             self.serve(call)
 
     def explain(self) -> ToolCall:
@@ -102,8 +100,6 @@ class Play(Scene):
         told = all(name in call.arguments for name in slots(goal))
         wanted = fill(goal, call.arguments) if told else "do that"
         self.say(f"None of the tools I have here can {wanted}, so I have to leave it.")
-
-    # how a dialog goes on
 
     def follow(self) -> None:
         """Go on until the dialog is long enough, and now and then a little longer."""
@@ -166,8 +162,6 @@ class Play(Scene):
         self.user(self.frame("thanks"))
         self.say("You're welcome.")
 
-    # tasks
-
     def select(self) -> None:
         self.gold = {"tools": [self.tool.name], "calls": written(self.request(self.text))}
 
@@ -181,8 +175,7 @@ class Play(Scene):
         keys = [n for n in named if n in tool.takes and not tool.params[n].many]
         if keys and (self.level or not phrase):
             name = self.rng.choice(keys)
-            noun = self.domain.entities[tool.takes[name]].noun
-            hidden = self.frame("someone").format(noun=noun)
+            hidden = self.frame("someone").format(noun=self.domain.entities[tool.takes[name]].noun)
             goal = tool.operation.goal.replace(f"{{{name}}}", hidden)
             phrase = self.frame("one").replace("{goal}", goal)
         self.request(must(phrase))

@@ -1,6 +1,5 @@
 """Where a row is played: the tools of a split, the kinds of rows as `sets.yaml` has them, and the
-scene in which a user asks for a tool and calls are really made.
-"""
+scene in which a user asks for a tool and calls are really made."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Chat rows and preferences: OpenAI and Hugging Face messages, ShareGPT, Alpaca, Hermes, Glaive,
-TRL pairs, KTO verdicts and Themis (TARA) pairs.
-
-`openai` also reads the older `functions` and LLaMA-Factory's v1 rows, whose content is a list of
-parts. A `chosen` beside a `rejected` makes a pair of a ShareGPT or Alpaca row.
-"""
+"""Chat rows and preferences. `openai` also reads the older `functions` and LLaMA-Factory's v1
+rows, whose content is a list of parts. A `chosen` beside a `rejected` makes a pair of a ShareGPT or
+Alpaca row."""
 
 from __future__ import annotations
 
@@ -160,9 +157,7 @@ def hermes_tools(text: str) -> tuple[ToolSpec, ...]:
     try:
         return shapes.tools_from(shapes.literal(blocks[-1]))
     except ValueError:
-        return shapes.tools_from(
-            [shapes.literal(line) for line in blocks[-1].splitlines() if line.strip()]
-        )
+        return shapes.tools_from([line for line in blocks[-1].splitlines() if line.strip()])
 
 
 def hermes_results(text: str, pending: list[ToolCall]) -> Iterator[Message]:

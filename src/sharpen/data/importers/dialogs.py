@@ -1,16 +1,14 @@
-"""Recorded dialogs with a service behind them: API-Bank, Schema-Guided Dialogue, STAR, tau-bench
-(tasks and runs), and logs of tool use as text (ReAct).
-
-The tools of the first three stand in files of their own: `all_apis.csv`, `schema.json`, `apis/`.
-tau-bench's tools belong to the environment and are in none of the files; a task's instruction is
-what the simulated user is told, not what it says, which `metadata.simulated_user` marks.
-"""
+"""Recorded dialogs with a service behind them, and logs of tool use as text (ReAct). The tools of
+API-Bank, SGD and STAR stand in files of their own; tau-bench's belong to the environment and are in
+no file, and its instructions are what the simulated user is told, not what it says
+(`metadata.simulated_user`)."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -70,8 +68,7 @@ def apibank(turns: list[Json], where: str, tools: Tools) -> Dialog:
         messages += shapes.step(ToolCall(turn["api_name"], turn["param_dict"]), answer)
     stem = Path(where.rsplit(":", 1)[0]).stem
     used += [name for name in stem.split("-") if name in tools]  # whose descriptions were given
-    listed = shapes.listed(used, tools, "all_apis.csv")
-    return Dialog(shapes.joined(messages), listed, id=stem)
+    return Dialog(shapes.joined(messages), shapes.listed(used, tools, "all_apis.csv"), id=stem)
 
 
 def sgd_tools(path: Path) -> dict[str, list[ToolSpec]]:
@@ -95,8 +92,7 @@ def sgd_tool(service: Json, intent: Json) -> ToolSpec:
 
 @Importer(has("dialogue_id turns services"), "dialogues", sgd_tools)
 def sgd(row: Json, known: dict[str, list[ToolSpec]]) -> Dialog:
-    """A frame's `service_call` and `service_results` are call and answer; a REQUEST act is a place
-    where the assistant asks."""
+    """`service_call` and `service_results` are call and answer; a REQUEST act is a question."""
     messages, asks = [], 0
     for turn in row["turns"]:
         user = turn["speaker"] == "USER"
@@ -106,9 +102,7 @@ def sgd(row: Json, known: dict[str, list[ToolSpec]]) -> Dialog:
                 made = ToolCall(f"{frame['service']}_{call['method']}", call["parameters"])
                 messages += shapes.step(made, frame["service_results"])
         messages.append(Message("user" if user else "assistant", turn["utterance"]))
-    tools = [
-        tool for tools in shapes.listed(row["services"], known, "schema.json") for tool in tools
-    ]
+    tools = chain.from_iterable(shapes.listed(row["services"], known, "schema.json"))
     metadata = {"services": row["services"], "requests": asks}
     return Dialog(shapes.joined(messages), tuple(tools), id=row["dialogue_id"], metadata=metadata)
 
@@ -238,8 +232,7 @@ def react_logs(records: Iterator[Record], file: Path) -> Iterator[Record]:
 
 
 def react_tools(header: str, used: list[tuple[str, Any]]) -> Tools:
-    """What the header explains; else the names it lists, or that the log uses, with the inputs that
-    the log gives them."""
+    """What the header explains; else the names it lists or the log uses, with the log's inputs."""
     found = {}
     for name, parameter, text in re.findall(r"(?m)^\(\d+\) (\w+)\[(\w+)\]: *(.*)$", header):
         fields = {"properties": {parameter: {"type": "string"}}, "required": [parameter]}
@@ -279,8 +272,7 @@ def is_react(row: Json) -> bool:
 
 @Importer(is_react, split=react_logs)
 def react(row: Json) -> Dialog:
-    """The log stands in a text file, `prompt` or `text`; `Finish[…]` is the answer. A log with an
-    action that cannot be read is kept apart whole."""
+    """`Finish[…]` is the answer. A log with an action that cannot be read is kept apart whole."""
     header, mark, log = (row.get("text") or row["prompt"]).rpartition("(END OF EXAMPLES)")
     header = header if mark else row.get("header", "")
     log = log[log.rindex("Question:") :] if "Question:" in log else log

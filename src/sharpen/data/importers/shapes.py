@@ -218,8 +218,7 @@ def literal(text: str) -> Any:
 
 
 def call_from(value: Any) -> ToolCall:
-    """A call as an object, as its JSON or as Python text; its arguments as an object or text, under
-    any of their usual names."""
+    """A call as an object, JSON or Python text, its arguments under any of their usual names."""
     if isinstance(value, str):
         try:
             value = literal(value)
@@ -260,13 +259,11 @@ def task(
     kind: str, instruction: str, gold: Json, *, tools: Any = (), difficulty: str = "", **more: Any
 ) -> Task:
     """A task; besides its id, what is not named here is metadata."""
-    row_id = str(more.pop("id", ""))
-    return Task(row_id, instruction, tools, gold, kind, difficulty, metadata=more)
+    return Task(str(more.pop("id", "")), instruction, tools, gold, kind, difficulty, metadata=more)
 
 
 def gold_calls(values: Iterable[Any]) -> list[Json]:
-    calls = map(call_from, values)
-    return [{"name": call.name, "arguments": call.arguments} for call in calls]
+    return [{"name": call.name, "arguments": call.arguments} for call in map(call_from, values)]
 
 
 def as_text(value: Any) -> str:
@@ -279,8 +276,7 @@ def step(call: ToolCall, answer: Any, thought: str = "") -> list[Message]:
 
 
 def joined(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """Neighbouring messages of one speaker become one, as chat templates want; a call stays with
-    the words that led to it."""
+    """Neighbouring messages of one speaker become one; a call stays with the words before it."""
     out: list[Message] = []
     for m in messages:
         last = out[-1] if out else None

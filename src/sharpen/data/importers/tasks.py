@@ -1,13 +1,9 @@
-"""Tasks: which tools a request needs and in which order (BFCL, Seal-Tools, NESTFUL, MetaTool,
-ToolBench, ToolAlpaca, Gorilla, LiveMCPBench; the plans of WorFBench, TaskBench and UltraTool), and
-questions whose answer can be told right from wrong: mathematics (GSM8K, AQuA-RAT, SVAMP), code
-(MBPP, HumanEval), databases (InterCode-SQL, DBBench), facts (HotpotQA, LLMCompiler), one thing in a
-long text (LongEval, key–value retrieval), and when to act (IN3, When2Call).
+"""Tasks: which tools a request needs and in which order, and questions whose answer can be told
+right from wrong: mathematics, code, databases, facts, one thing in a long text, when to act.
 
 Gold calls may refer to earlier results (`API_call_0`, `$var1.field$`); such arguments stay as they
 are. Catalogues and answers stand in files beside the rows. Gorilla's `api/` files and ToolAlpaca's
-`public_apis.json` are catalogues without a request and are not recognised.
-"""
+`public_apis.json` are catalogues without a request and are not recognised."""
 
 from __future__ import annotations
 
@@ -33,6 +29,7 @@ GORILLA_REQUEST = re.compile(
 )
 DECISIONS = {"direct": "answer", "tool_call": "call"}
 DECISIONS |= {"request_for_info": "ask", "cannot_answer": "decline"}
+TASKBENCH_TOOLS = shapes.catalogue("tool_desc.json", "data/ultratool/tool_desc.json")
 
 
 def bfcl_answers(path: Path) -> Json:
@@ -105,8 +102,7 @@ def best(options: list[ToolSpec], arguments: Json) -> ToolSpec:
 
 @Importer(lambda row: row["input"] and row["output"][0]["name"], "data", nestful_tools)
 def nestful(row: Json, known: dict[str, list[ToolSpec]]) -> Task:
-    """The final `var_result` is the gold's `result`. About six in a hundred visible rows call a
-    function that is not listed; `data check` names them."""
+    """About six in a hundred visible rows call a function that is not listed."""
     calls = [call for call in row["output"] if call["name"] != "var_result"]
     result = next((c["arguments"] for c in row["output"] if c["name"] == "var_result"), None)
     listed = [call for call in calls if call["name"] in known]
@@ -225,9 +221,6 @@ def part(row: Json, name: str) -> Any:
     return shapes.literal(value) if isinstance(value, str) else value
 
 
-TASKBENCH_TOOLS = shapes.catalogue("tool_desc.json", "data/ultratool/tool_desc.json")
-
-
 @Importer(has("task_nodes|tool_nodes"), r"jsonl?$", TASKBENCH_TOOLS)
 def taskbench(row: Json, tools: Tools) -> Task:
     nodes, names = part(row, "nodes"), [node["task"] for node in part(row, "nodes")]
@@ -306,9 +299,8 @@ def dbbench(row: Json) -> Task:
 def hotpotqa(row: Json) -> Task:
     documents = [{"title": t, "text": "".join(lines)} for t, lines in row.get("context") or []]
     gold = {"answers": [row["answer"]], "support": row["supporting_facts"]}
-    extra = {"documents": documents, "type": row.get("type", "")}
-    level = row.get("level", "")
-    return task("qa", row["question"], gold, id=row["_id"], difficulty=level, **extra)
+    extra = {"documents": documents, "type": row.get("type", ""), "id": row["_id"]}
+    return task("qa", row["question"], gold, difficulty=row.get("level", ""), **extra)
 
 
 @Importer(lambda row: set(row) - {"branch"} == {"id", "question", "answer"})
