@@ -4,6 +4,7 @@ do the rows teach? Rows are the project's own: dialogs, preference pairs, tasks,
 from __future__ import annotations
 
 import json
+import marshal
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -12,8 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sharpen import rows
 from sharpen.data.reading import Record, read_records
+from sharpen.rows import dialog_from_row, preference_from_row, task_from_row, tool_from_wire
 from sharpen.tools import check_call, schema_problem
 from sharpen.types import Dialog, Json, Message, Preference, RowError, Task, ToolCall, ToolSpec
 
@@ -51,13 +52,13 @@ def noun_of(record: Record) -> Noun | ToolSpec:
     if not isinstance(row, dict):
         raise RowError(where, f"expected an object, found {type(row).__name__}")
     if "messages" in row:
-        return rows.dialog_from_row(row, where)
+        return dialog_from_row(row, where)
     if "chosen" in row or "rejected" in row:
-        return rows.preference_from_row(row, where)
+        return preference_from_row(row, where)
     if "instruction" in row:
-        return rows.task_from_row(row, where)
+        return task_from_row(row, where)
     if "function" in row or "parameters" in row:
-        return rows.tool_from_wire(row, where)
+        return tool_from_wire(row, where)
     raise RowError(where, "neither messages, chosen and rejected, instruction, nor a function")
 
 
@@ -117,7 +118,7 @@ def faults(noun: Any, report: CheckReport) -> Iterator[str]:
     listed = [noun] if isinstance(noun, ToolSpec) else noun.tools
     tools = {tool.name: tool for tool in listed}
     for tool in listed:
-        if problem := known_problem(json.dumps(tool.parameters)):
+        if problem := known_problem(tool.parameters):
             yield f"tool {tool.name!r}: {problem}"
     for call in calls_of(noun):
         report.calls += 1
@@ -133,12 +134,14 @@ def calls_of(noun: Any) -> Iterator[ToolCall]:
     if isinstance(noun, Task):
         calls = noun.gold.get("calls")
         for call in calls if isinstance(calls, list) else ():
-            made = rows.call_from_wire(call, "", "gold.calls")
-            given = made.arguments
+            if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+                raise RowError("", "gold.calls: expected objects with a name")
+            if not isinstance(given := call.get("arguments"), dict):
+                raise RowError("", "gold.calls: arguments: expected an object")
             if noun.gold.get("match") == "allowed":  # the first value stands for all, "" for none
                 given = {k: v[0] if isinstance(v, list) and v else v for k, v in given.items()}
                 given = {k: v for k, v in given.items() if v != ""}
-            yield ToolCall(made.name, given)
+            yield ToolCall(call["name"], given)
     elif not isinstance(noun, ToolSpec):
         for message in noun.messages if isinstance(noun, Dialog) else noun.chosen + noun.rejected:
             yield from message.tool_calls
@@ -152,9 +155,16 @@ def refers(value: Any) -> bool:
     return isinstance(value, (dict, list)) and any(refers(item) for item in inner)
 
 
+def known_problem(parameters: Json) -> str | None:
+    try:
+        return dumped_problem(marshal.dumps(parameters))
+    except ValueError:
+        return "nested too deeply"
+
+
 @lru_cache(20_000)  # rows repeat their tools
-def known_problem(schema: str) -> str | None:
-    return schema_problem(json.loads(schema))
+def dumped_problem(schema: bytes) -> str | None:
+    return schema_problem(marshal.loads(schema))
 
 
 def measure(path: Path) -> Json:
@@ -202,8 +212,7 @@ def count_calls(noun: Any, counts: Counter[str], names: set[str]) -> None:
         if call.name not in tools:
             counts["unlisted_calls"] += 1
         elif not refers(call.arguments):
-            tool = tools[call.name]
-            wrong = known_problem(json.dumps(tool.parameters)) or check_call(call, tool)
+            wrong = known_problem(tools[call.name].parameters) or check_call(call, tools[call.name])
             counts["bad_arguments"] += bool(wrong)
     counts["no_call" if not calls else "single_call" if len(calls) == 1 else "several_calls"] += 1
     if isinstance(noun, Task):

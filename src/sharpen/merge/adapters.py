@@ -2,6 +2,8 @@
 merged with each other. A reference in a recipe is a model folder, `model+adapter`,
 `model+vector.safetensors`, or an adapter folder, whose base is the one it names or the recipe's."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,6 +4,8 @@ Reading goes through `pread` into buffers of our own: pages of a memory map woul
 process's resident size. An output's layout is known first, so that any process can write a piece.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import os

@@ -4,6 +4,8 @@ Values are rounded to the working dtype after each step, so that results agree w
 of methods that draw at random, which agree with nothing bit for bit, once at the end.
 What is left out is multiplied by 0, so that a NaN is still seen in the result."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """`ModelMerger` on state dicts in memory, and `merge_domain_experts` on model folders."""
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from collections.abc import Sequence
 

@@ -2,6 +2,8 @@
 merges one tile. Parameters are read from the signature: of `PerModel` there is one an input, of
 `PerTuned` one an input that is not the base; all others are shared."""
 
+from __future__ import annotations
+
 import inspect
 import keyword
 from collections.abc import Callable, Sequence

@@ -2,6 +2,8 @@
 sphere everything happens in the space that the inputs span: one look gives inner products, the rest
 is scalars. `deltas` has the methods on task vectors."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from typing import Any

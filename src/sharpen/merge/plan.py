@@ -1,6 +1,8 @@
 """Recipe + model folders → the tensors to make. Nothing is written here: a wrong model, shape, name
 or parameter is an error before any work."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

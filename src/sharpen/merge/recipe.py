@@ -1,5 +1,7 @@
 """A merge as mergekit's YAML writes it; the value of a parameter for one tensor of a model."""
 
+from __future__ import annotations
+
 import difflib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -1,6 +1,8 @@
 """Weights, densities and the like of a recipe, searched with optuna for the best objective: the
 caller's function from the folder of a merged model to a number."""
 
+from __future__ import annotations
+
 import math
 import shutil
 from collections.abc import Callable

@@ -2,6 +2,8 @@
 that they stay in the processor's cache; reading them again for another look is cheaper than keeping
 them. The folder takes its name only when everything in it is complete."""
 
+from __future__ import annotations
+
 import ctypes
 import multiprocessing
 import os

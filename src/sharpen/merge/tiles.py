@@ -4,6 +4,8 @@ Methods compute in float32 (float64 for float64 models) and round to the working
 mergekit does. On the CPU an array is numpy's, so that a merge need not import torch, on a GPU it is
 torch's. Neither selection by magnitude nor random numbers depend on tiles, processes or device."""
 
+from __future__ import annotations
+
 import math
 import sys
 import zlib

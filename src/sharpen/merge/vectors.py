@@ -2,6 +2,8 @@
 tensor's differences densely, or as positions and values where that is smaller. Differences are
 float32, so that base + vector is the tuned model again, bit for bit."""
 
+from __future__ import annotations
+
 import os
 import tempfile
 from collections import OrderedDict

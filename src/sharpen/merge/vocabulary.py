@@ -1,6 +1,8 @@
 """Models whose tokenizers differ: one vocabulary for all, and embedding rows put in its order.
 As in mergekit, the row of a token that a model lacks is the base's, or the mean of all others'."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

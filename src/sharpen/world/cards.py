@@ -1,5 +1,7 @@
 """A tool's card: everything a catalogue says about it, and the row of `agent_tools/tools.jsonl`."""
 
+from __future__ import annotations
+
 import hashlib
 
 from sharpen.types import Json

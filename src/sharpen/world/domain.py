@@ -1,5 +1,7 @@
 """A domain file → its tools, ready to run; or every problem in it, by tool and field."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterator

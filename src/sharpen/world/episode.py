@@ -1,6 +1,8 @@
 """The world: its categories, and episodes in which their tools really run. An episode is a small
 state; `call` always answers with data: a result, or `{"error": code, "message": …}`."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import random
@@ -86,7 +88,7 @@ class World:
         seed: int = 0,
         family: Family = "train",
         faults: Faults | None = None,
-    ) -> "Episode":
+    ) -> Episode:
         if family not in TODAY:
             raise SharpenError(f"family: expected {', '.join(TODAY)}, found {family!r}")
         domains = [self.domain(c) for c in (categories or self.files)]
@@ -150,7 +152,7 @@ class Episode:
             self.tables.put(entity, key, row)
         return result
 
-    def fork(self) -> "Episode":
+    def fork(self) -> Episode:
         """The same state, to try something without consequences or injected faults."""
         other = Episode(self.domains.values(), self.seed, self.family, Faults())
         other.restore(self.snapshot())
@@ -181,11 +183,11 @@ class Episode:
             out |= {table: written} if written else {}
         return out
 
-    def same(self, other: "Episode") -> bool:
+    def same(self, other: Episode) -> bool:
         """Whether both ended in the same state."""
         return self.changes() == other.changes()
 
-    def diff(self, wanted: "Episode") -> list[str]:
+    def diff(self, wanted: Episode) -> list[str]:
         return diff(self.changes(), wanted.changes())
 
     def digest(self) -> str:

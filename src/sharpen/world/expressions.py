@@ -2,6 +2,8 @@
 checked subset of Python's (arithmetic, comparison, `and/or/not`, `a if c else b`, fields of another
 row as in `flight.fare`, the functions below) that cannot loop, call back or reach outside."""
 
+from __future__ import annotations
+
 import ast
 import json
 import math

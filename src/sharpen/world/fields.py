@@ -1,5 +1,7 @@
 """A field: what a value looks like, said once for drawn rows and the JSON schemas of tools."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, timedelta

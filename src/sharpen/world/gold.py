@@ -5,6 +5,8 @@ assistant's messages by `Run`.
 `Task.gold` is `{"categories": […], "seed": 7, "family": "train", "faults"?: {…}, "calls": [{"name",
 "arguments"}, …]}`; the calls are one way to the wanted end state, not the only one."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Container, Iterator
 from dataclasses import dataclass

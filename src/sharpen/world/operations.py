@@ -4,6 +4,8 @@ A tool is an operation with settings. Families are classes whose fields are sett
 share; an operation is a method that runs a call, and its arguments are settings of its own. Its
 signature (`filters with top -> count:integer rows`) says what a tool takes and answers with."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,7 +24,7 @@ from sharpen.world.state import Entities, Entity, Scope, Tables
 Run = TypeVar("Run", bound=Callable[..., Json])
 Names = tuple[str, ...]
 Shape = Any  # Field, a JSON type's name, [Shape] or {name: Shape}
-OPERATIONS: dict[str, "type[Operation]"] = {}
+OPERATIONS: dict[str, type[Operation]] = {}
 LIMITS = {"<=": "upper limit for", "<": "upper limit for", ">=": "lower limit for"}
 LIMITS |= {">": "lower limit for", "contains": "words to look for in"}
 UNSET: Json = {"none": 0.0, "calc": None, "default": None}  # of a field that becomes a parameter

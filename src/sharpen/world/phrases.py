@@ -1,5 +1,7 @@
 """Phrases of a domain file: `{slot}`s and how values are spoken in them."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from typing import Any

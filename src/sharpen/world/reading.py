@@ -1,5 +1,7 @@
 """The operations that read."""
 
+from __future__ import annotations
+
 import re
 from functools import cache, cached_property
 from typing import Annotated, Any, Literal

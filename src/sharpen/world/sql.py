@@ -3,6 +3,8 @@
 `Task.gold` is `{"schema": script, "writable"?: true, "sql": statement or list}`; `envs/sql.py` acts
 in it, and what the statements of a trajectory leave is compared with what gold's leave."""
 
+from __future__ import annotations
+
 import sqlite3
 import time
 from collections import Counter

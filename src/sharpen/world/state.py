@@ -1,6 +1,8 @@
 """Entities, their seeded rows, and the per-episode state over them: base rows are drawn once for a
 category, family and seed, shared and never changed; an episode keeps only what it changed."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import random

@@ -1,5 +1,7 @@
 """The operations that write."""
 
+from __future__ import annotations
+
 from functools import cached_property
 from typing import Any, Literal
 
