@@ -20,15 +20,7 @@ import numpy as np
 
 from sharpen.calls import CLOSE_CALL, OPEN_CALL, assistant_text, compact_json, parse_message
 from sharpen.rows import message_to_wire, tool_to_wire
-from sharpen.types import (
-    Datum,
-    Dialog,
-    Json,
-    Message,
-    RowError,
-    SharpenError,
-    ToolSpec,
-)
+from sharpen.types import Datum, Dialog, Json, Message, RowError, SharpenError, ToolSpec
 
 # A sentinel stands for special-token text while a template runs. It starts with a Unicode
 # noncharacter, which is

@@ -17,14 +17,7 @@ from sharpen.config import Config, parse_config, read_yaml
 from sharpen.envs.perturb import Perturbation, Perturbed
 from sharpen.evals.benchmarks import AGENT, GENERAL, agent_suite, load_benchmark
 from sharpen.evals.intervals import Difference, Figure, figure, paired
-from sharpen.evals.items import (
-    EvaluationConfig,
-    Items,
-    Suite,
-    answered,
-    code_digest,
-    collect,
-)
+from sharpen.evals.items import EvaluationConfig, Items, Suite, answered, code_digest, collect
 from sharpen.evals.metrics import METRICS, find_metrics, summarise
 from sharpen.evals.subjects import Subject, find_subject
 from sharpen.report.runs import write_report
