@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -12,12 +11,12 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from sharpen.cli.shared import AsJson, end_with
 from sharpen.types import SharpenError
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Check, preview and measure dialogs."
 )
-AsJson = Annotated[bool, Option("--json", help="Print one JSON object on the last line.")]
 Files = Annotated[list[Path], Argument(help="JSONL files of rows.")]
 
 
@@ -55,9 +54,8 @@ def build(
     for name, reason in manifest.get("left_out", {}).items():
         print(f"left out: {name}: {reason}")
     print(f"built {sum(manifest['rows'].values())} rows in {out}")
-    if as_json:
-        shown = {key: manifest[key] for key in ("seed", "rows", "files")}
-        print(json.dumps({"out": str(out)} | shown))
+    shown = {key: manifest[key] for key in ("seed", "rows", "files")}
+    end_with({"out": str(out)} | shown, as_json)
 
 
 def load_policy(model: str | None) -> Any:
@@ -87,8 +85,7 @@ def import_(
     print(f"{report.format}: read {report.read}, kept {report.kept}", end=", ")
     print(f"quarantined {report.quarantined}; {report.rows} rows in {out}")
     show_reasons(report.reasons)
-    if as_json:
-        print(json.dumps(vars(report) | {"out": str(out)}))
+    end_with(vars(report) | {"out": str(out)}, as_json)
 
 
 @app.command()
@@ -116,8 +113,7 @@ def check(
         for name, ratio in found["distinct"].items():
             print(f"{name}: {ratio:.1%} distinct with values masked")
         print("\n".join(f"leak: {leak}" for leak in result["leaks"]) or "splits: no leak")
-    if as_json:
-        print(json.dumps(result, ensure_ascii=False))
+    end_with(result, as_json)
     if result.get("leaks") or any(report["bad"] for report in result["files"]):
         raise typer.Exit(1)
 
@@ -173,8 +169,7 @@ def stats(
             bound = f"≥ {line['least']:.0%}" if "least" in line else f"≤ {line['most']:.0%}"
             verdict = "pass" if line["passed"] else "FAIL"
             print(f"  {verdict}  {line['name']:16} {line['value']:7.1%}  ({bound})")
-    if as_json:
-        print(json.dumps({"files": found}, ensure_ascii=False))
+    end_with({"files": found}, as_json)
     if strict and not all(line["passed"] for one in found for line in one["checklist"]):
         raise typer.Exit(1)
 
@@ -221,5 +216,4 @@ def preview(
     console.print(shown)
     count, length = int(datum.mask.sum()), len(datum.ids)
     print(f"{found.where}: {length} tokens, {count} carry loss ({count / length:.0%})")
-    if as_json:
-        print(json.dumps({"where": found.where, "tokens": length, "trained": count}))
+    end_with({"where": found.where, "tokens": length, "trained": count}, as_json)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
+
+from sharpen.cli.shared import AsJson, Pairs, end_with
 
 
 def estimate(
-    recipe: Annotated[str | None, typer.Argument(help="A preset or recipe: file or name.")] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="key=value settings, such as batch_size=8.")
-    ] = None,
-    table: Annotated[bool, typer.Option("--table", help="The specification's table 6.1.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object.")] = False,
+    recipe: Annotated[str | None, Argument(help="A preset or recipe: file or name.")] = None,
+    overrides: Annotated[Pairs, Argument(help="key=value settings, such as batch_size=8.")] = None,
+    table: Annotated[bool, Option("--table", help="The specification's table 6.1.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Parameters, memory by part, tokens and a guess at the time.
 
@@ -33,8 +32,7 @@ def estimate(
         values = load_yaml(recipe_path(recipe), overrides or [])
         staged = isinstance(values, dict) and "stages" in values
         rows = recipe_rows(recipe, overrides or []) if staged else [preset_row(recipe, values)]
-    if as_json:
-        print(json.dumps({"estimates": rows}))
+    end_with({"estimates": rows}, as_json)
 
 
 def preset_row(name: str, values: Any) -> dict:
@@ -71,38 +69,20 @@ def spec_table() -> list[dict]:
 
     from sharpen.models.estimate import SPEC_TABLE, estimate
 
-    shown = Table(
-        "stage", "cards", "data", "memory: spec", "kept / recomputed", "time: spec", "ours"
-    )
-    rows = []
+    heads = ("stage", "cards", "data", "memory: spec", "kept / recomputed", "time: spec", "ours")
+    shown, rows = Table(*heads), []
     for stage, data, spec_gb, spec_hours, preset in SPEC_TABLE:
         kept = estimate(preset)
         less = estimate(preset.model_copy(update={"gradient_checkpointing": True}))
-        memory = f"{kept.total_gib * preset.cards:.0f} / {less.total_gib * preset.cards:.0f} GiB"
-        cards = f"{preset.cards} × {preset.card}"
-        shown.add_row(
-            stage,
-            cards,
-            data,
-            f"~{spec_gb:g} GB",
-            memory,
-            f"~{spec_hours:g} h",
-            f"{kept.hours:.1f} h",
-        )
-        rows.append(
-            {
-                "stage": stage,
-                "spec_gb": spec_gb,
-                "gib": kept.total_gib * preset.cards,
-                "gib_checkpointing": less.total_gib * preset.cards,
-                "spec_hours": spec_hours,
-                "hours": kept.hours,
-            }
-        )
+        gib, gib_less = (found.total_gib * preset.cards for found in (kept, less))
+        memory = f"~{spec_gb:g} GB", f"{gib:.0f} / {gib_less:.0f} GiB"
+        hours = f"~{spec_hours:g} h", f"{kept.hours:.1f} h"
+        shown.add_row(stage, f"{preset.cards} × {preset.card}", data, *memory, *hours)
+        row = {"stage": stage, "spec_gb": spec_gb, "gib": gib, "gib_checkpointing": gib_less}
+        rows.append(row | {"spec_hours": spec_hours, "hours": kept.hours})
     Console().print(shown)
-    print(
-        "kept / recomputed: activations kept for the backward pass, or gradient_checkpointing=true"
-    )
+    recomputed = "or gradient_checkpointing=true"
+    print(f"kept / recomputed: activations kept for the backward pass, {recomputed}")
     return rows
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from sharpen.cli.groups import DefaultGroup
+from sharpen.cli.shared import AsJson, DefaultGroup, end_with
 from sharpen.types import Json, SharpenError
 
 app = typer.Typer(
@@ -24,22 +24,17 @@ app = typer.Typer(
     epilog="Example: sharpen merge recipe.yaml merged/",
 )
 
-Recipe = Annotated[Path, typer.Argument(help="A merge recipe: mergekit's YAML.")]
-Out = Annotated[Path, typer.Argument(help="Folder of the merged model.")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="Override: parameters.density=0.3")
-]
-Seed = Annotated[int, typer.Option(help="Seed of the methods that draw (DARE, DELLA).")]
-Workers = Annotated[int, typer.Option(help="Processes; 0 is one a core, 8 at most.")]
-Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1 ...")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")]
-Overwrite = Annotated[bool, typer.Option(help="Replace OUT if it exists.")]
-Size = Annotated[float, typer.Option(help="Largest size of an output file, in GB.")]
-Evaluate = Annotated[
-    str | None, typer.Option(help="A JSONL file of tasks, or file.py:function(folder).")
-]
-Dev = Annotated[str | None, typer.Option(help="JSONL file of dialogs: find the lowest loss.")]
-Objective = Annotated[str | None, typer.Option(help="Or file.py:function(folder) -> float.")]
+Recipe = Annotated[Path, Argument(help="A merge recipe: mergekit's YAML.")]
+Out = Annotated[Path, Argument(help="Folder of the merged model.")]
+Settings = Annotated[list[str] | None, Option("--set", help="Override: parameters.density=0.3")]
+Seed = Annotated[int, Option(help="Seed of the methods that draw (DARE, DELLA).")]
+Workers = Annotated[int, Option(help="Processes; 0 is one a core, 8 at most.")]
+Device = Annotated[str, Option(help="Where to compute: cpu, cuda, cuda:1 ...")]
+Overwrite = Annotated[bool, Option(help="Replace OUT if it exists.")]
+Size = Annotated[float, Option(help="Largest size of an output file, in GB.")]
+Evaluate = Annotated[str | None, Option(help="A JSONL file of tasks, or file.py:function(folder).")]
+Dev = Annotated[str | None, Option(help="JSONL file of dialogs: find the lowest loss.")]
+Objective = Annotated[str | None, Option(help="Or file.py:function(folder) -> float.")]
 
 
 @app.command()
@@ -77,8 +72,8 @@ def search(
     out: Out,
     dev: Dev = None,
     objective: Objective = None,
-    trials: Annotated[int, typer.Option(help="How many merges to try.")] = 20,
-    minimize: Annotated[bool, typer.Option(help="The lower the better, as for a loss.")] = False,
+    trials: Annotated[int, Option(help="How many merges to try.")] = 20,
+    minimize: Annotated[bool, Option(help="The lower the better, as for a loss.")] = False,
     seed: Seed = 0,
     device: Device = "cpu",
     as_json: AsJson = False,
@@ -101,10 +96,10 @@ def search(
 
 @app.command()
 def adapters(
-    folders: Annotated[list[Path], typer.Argument(help="LoRA adapter folders.")],
-    out: Annotated[Path, typer.Option(help="Folder of the merged adapter.")],
-    rank: Annotated[int, typer.Option(help="Rank of the result.")] = 16,
-    weight: Annotated[list[float] | None, typer.Option(help="One for each adapter.")] = None,
+    folders: Annotated[list[Path], Argument(help="LoRA adapter folders.")],
+    out: Annotated[Path, Option(help="Folder of the merged adapter.")],
+    rank: Annotated[int, Option(help="Rank of the result.")] = 16,
+    weight: Annotated[list[float] | None, Option(help="One for each adapter.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Merge LoRA adapters of one base into one, by SVD.
@@ -118,13 +113,12 @@ def adapters(
 
 @app.command()
 def vector(
-    base: Annotated[Path, typer.Argument(help="The base model.")],
-    tuned: Annotated[str, typer.Argument(help="The fine-tuned model, or base+adapter.")],
-    out: Annotated[Path, typer.Argument(help="The file to write, .safetensors.")],
+    base: Annotated[Path, Argument(help="The base model.")],
+    tuned: Annotated[str, Argument(help="The fine-tuned model, or base+adapter.")],
+    out: Annotated[Path, Argument(help="The file to write, .safetensors.")],
     as_json: AsJson = False,
 ) -> None:
-    """Write what fine-tuning changed as a task vector; `base+vector.safetensors` is a model in any
-    recipe.
+    """Write a tuning as a task vector; `base+vector.safetensors` is a model in any recipe.
 
     Example: sharpen merge vector base/ math/ math-vector.safetensors
     """
@@ -152,9 +146,7 @@ def scorer(place: str, module: str, name: str) -> Callable[[Path], Any]:
 def show(report: Json, as_json: bool) -> None:
     for note in report.get("notes", []):
         print(f"note: {note}", file=sys.stderr)
-    if as_json:
-        print(json.dumps(report, ensure_ascii=False))
-        return
+    end_with(report, as_json)
     for key, value in report.items():
-        if key != "notes":
+        if key != "notes" and not as_json:
             print(f"{key}: {value}")

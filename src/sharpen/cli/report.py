@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 
-def report(folder: Annotated[Path, typer.Argument(help="A run or an evaluation.")]) -> None:
+def report(folder: Annotated[Path, Argument(help="A run or an evaluation.")]) -> None:
     """Write FOLDER/report.html from the files that are there.
 
     Example: sharpen report runs/sft
