@@ -27,8 +27,7 @@ def fenced(text: str, *languages: str) -> list[str]:
 
 
 def code_in(text: str, names: Sequence[str]) -> str:
-    """The last block that defines a wanted name (others are examples), else the last, else the
-    text itself."""
+    """The last block that defines a wanted name (others are examples), else the last, or all."""
     blocks = fenced(text, "python", "py", "python3") or [text]
     wanted = re.compile(rf"(?m)^(?:def |class |async def )?[ \t]*(?:{'|'.join(names) or '$'})\b")
     return next((block for block in reversed(blocks) if wanted.search(block)), blocks[-1])
