@@ -239,11 +239,9 @@ class RunFolder:
 
     def log(self, row: Json) -> None:
         """Append one metrics row, whole lines only, on disk when this returns."""
-        finite = {
-            k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
-        }
+        odd = {k: None for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)}
         with open(self.metrics_file, "ab") as file:
-            file.write(dump_row(finite).encode() + b"\n")
+            file.write(dump_row(row | odd).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 

@@ -42,10 +42,8 @@ class Renderer:
 
     def __init__(self, tokenizer: Any, template: str = "auto"):
         if not getattr(tokenizer, "is_fast", False):
-            raise SharpenError(
-                f"{tokenizer.name_or_path or 'tokenizer'}: only fast tokenizers are supported; "
-                "the model folder needs a tokenizer.json"
-            )
+            reason = "only fast tokenizers are supported; the model folder needs a tokenizer.json"
+            raise SharpenError(f"{tokenizer.name_or_path or 'tokenizer'}: {reason}")
         self.tokenizer = tokenizer
         self.template = choose_template(tokenizer, template)
         self.special = special_tokens(tokenizer)
@@ -54,11 +52,8 @@ class Renderer:
         self.protected = protected
         self.pattern = re.compile("|".join(map(re.escape, protected)))
         self.literal_ids = {text: encode_literally(tokenizer, text) for text in protected}
-        self.stop_ids = frozenset(
-            self.special[t]
-            for t in (tokenizer.eos_token, "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
-            if t in self.special
-        )
+        stops = (tokenizer.eos_token, "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
+        self.stop_ids = frozenset(self.special[t] for t in stops if t in self.special)
         if not self.stop_ids:
             raise SharpenError(f"{tokenizer.name_or_path}: the tokenizer has no end-of-turn token")
         check_segmentation(tokenizer)
@@ -249,8 +244,7 @@ class Renderer:
         ids, backend = [run for run, _ in runs], self.tokenizer.backend_tokenizer
         decoded = backend.decode_batch(ids, skip_special_tokens=False)
         for (_, text), said in zip(runs, decoded, strict=True):
-            wanted = self.unprotect(text)
-            if said != wanted:
+            if said != (wanted := self.unprotect(text)):
                 at = next((i for i, (a, b) in enumerate(zip(wanted, said)) if a != b), len(said))  # noqa: B905
                 raise RowError(where, f"the tokenizer cannot write {wanted[at : at + 1]!r}")
 
@@ -271,13 +265,11 @@ def choose_template(tokenizer: Any, template: str) -> str | None:
         return None
     if template == "model" or (template == "auto" and re.search(r"\btools\b", own)):
         if OPEN_CALL not in own and OPEN_CALL not in tokenizer.get_vocab():
-            raise SharpenError(
-                f"{tokenizer.name_or_path}: its chat template does not write calls as {OPEN_CALL}; "
-                "use template=hermes"
-            )
+            reason = f"its chat template does not write calls as {OPEN_CALL}; use template=hermes"
+            raise SharpenError(f"{tokenizer.name_or_path}: {reason}")
         return own
-    missing = [t for t in ("<|im_start|>", "<|im_end|>") if t not in special_tokens(tokenizer)]
-    if missing:
+    known = special_tokens(tokenizer)
+    if missing := [token for token in ("<|im_start|>", "<|im_end|>") if token not in known]:
         raise SharpenError(
             f"{tokenizer.name_or_path}: its chat template has no tools and its tokenizer lacks "
             f"{' and '.join(missing)}, which our template needs; add them as special tokens"

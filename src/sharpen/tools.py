@@ -154,11 +154,9 @@ def complaints(validator: Any, arguments: Json) -> list[str]:
         errors = [] if validator.is_valid(arguments) else list(validator.iter_errors(arguments))
     except (TypeError, ValueError, RecursionError) as error:
         return [f"not JSON: {first_line(error)}"]
-    problems = []
-    for error in errors:
-        at = ".".join(str(part) for part in error.instance_path)
-        problems.append(f"{at}: {error.message}" if at else error.message)
-    return problems
+    places = [".".join(map(str, error.instance_path)) for error in errors]
+    pairs = zip(places, errors, strict=True)
+    return [f"{at}: {error.message}" if at else error.message for at, error in pairs]
 
 
 def schema_problem(parameters: Json) -> str | None:
@@ -207,11 +205,9 @@ def refs_in(schema: Any) -> list[str]:
 @functools.lru_cache(maxsize=4096)
 def validator_for(schema_text: str) -> Any:
     """A compiled validator. The linear-time regex engine cannot be made to hang by a pattern."""
+    schema, patterns = json.loads(schema_text), jsonschema_rs.RegexOptions()
     return jsonschema_rs.validator_for(
-        json.loads(schema_text),
-        retriever=refuse_remote,
-        pattern_options=jsonschema_rs.RegexOptions(),
-        validate_formats=True,
+        schema, retriever=refuse_remote, pattern_options=patterns, validate_formats=True
     )
 
 
@@ -274,16 +270,11 @@ def split_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """A docstring's summary and its parameters (Google `Args:` or `:param x:` style)."""
     text = inspect.getdoc(function) or ""
     head = re.split(r"(?m)^\s*(?:Args|Arguments|Parameters|Returns|Raises|Yields):|^\s*:", text)[0]
-    described = {
-        match[1]: " ".join(match[2].split())
-        for match in re.finditer(r"(?ms)^\s*:param (\w+):\s*(.+?)(?=^\s*:|\Z)", text)
-    }
-    section = re.search(r"(?ms)^(?:Args|Arguments|Parameters):\n(.+?)(?=^\S|\Z)", text)
-    if section:
+    described = re.findall(r"(?ms)^\s*:param (\w+):\s*(.+?)(?=^\s*:|\Z)", text)
+    if section := re.search(r"(?ms)^(?:Args|Arguments|Parameters):\n(.+?)(?=^\S|\Z)", text):
         entry = r"(?ms)^ {2,8}(\w+)(?: *\([^)]*\))?:\s*(.+?)(?=^ {2,8}\w+(?: *\([^)]*\))?:|\Z)"
-        for match in re.finditer(entry, section[1]):
-            described[match[1]] = " ".join(match[2].split())
-    return " ".join(head.split()), described
+        described += re.findall(entry, section[1])
+    return " ".join(head.split()), {name: " ".join(about.split()) for name, about in described}
 
 
 # Bounded execution -----------------------------------------------------------------------------
