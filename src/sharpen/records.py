@@ -42,8 +42,7 @@ class Row:
 
 
 def read_jsonl(path: str | Path, on_bad: OnBad | None = None) -> Iterator[Row]:
-    """Rows of a JSONL file in constant memory. A bad line goes to `on_bad` and reading goes on;
-    without `on_bad` it raises."""
+    """Rows of a JSONL file in constant memory. A bad line goes to `on_bad`, or raises."""
     try:
         file = open(path, "rb")  # noqa: SIM115 - closed below; opened here so that the error is ours
     except OSError as error:

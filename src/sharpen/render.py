@@ -37,8 +37,7 @@ Run = tuple[str, bool]  # text, trained
 
 
 class Renderer:
-    """Renders for one tokenizer. `template`: "auto" (the model's own if it speaks of tools, else
-    ours), "model", "hermes"."""
+    """For one tokenizer. `template`: "model", "hermes" (ours), "auto" (ours if it has no tools)."""
 
     def __init__(self, tokenizer: Any, template: str = "auto"):
         if not getattr(tokenizer, "is_fast", False):

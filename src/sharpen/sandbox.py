@@ -292,8 +292,7 @@ class Sandbox(contextlib.AbstractContextManager):
 
 
 def container(paths: Sequence[str], disk_bytes: int, uid: int) -> list[str]:
-    """Arguments of bwrap. Root keeps the right to become `uid` and nothing else; anyone else gets
-    a user namespace."""
+    """Arguments of bwrap. Root keeps the right to become `uid`; others get a user namespace."""
     line = "--unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try"
     line += " --die-with-parent --as-pid-1 --new-session --hostname sandbox --clearenv"
     rights = "--cap-drop ALL --cap-add CAP_SETUID --cap-add CAP_SETGID" if uid else "--unshare-user"

@@ -27,8 +27,7 @@ def compare(
 ) -> None:
     """Train each method and show them side by side. The same command goes on where it stopped.
 
-    Example: sharpen compare --quick --output runs/compare
-    """
+    Example: sharpen compare --quick --output runs/compare"""
     from sharpen.config import load_yaml, parse_config
     from sharpen.evals.compare import QUICK_STAMP, CompareConfig, Comparison, flat_row, quick_config
 

@@ -33,8 +33,7 @@ def build(
 ) -> None:
     """Build agent_tools, agent_sft and agent_benchmark. Own Python tools are really executed.
 
-    Example: sharpen data build --out data --seed 0
-    """
+    Example: sharpen data build --out data --seed 0"""
     from sharpen.data.generate.build import Sizes, build_data
     from sharpen.data.sources import data_folder
 
@@ -77,8 +76,7 @@ def import_(
 ) -> None:
     """Convert a foreign file into dialogs, tasks or preference pairs.
 
-    Example: sharpen data import auto glaive_toolcall_en.json dialogs.jsonl
-    """
+    Example: sharpen data import auto glaive_toolcall_en.json dialogs.jsonl"""
     from sharpen.data.importing import import_file
 
     report = import_file(format, path, out, limit)
@@ -98,8 +96,7 @@ def check(
 ) -> None:
     """Validate every row and every call; exit 1 when something is wrong.
 
-    Example: sharpen data check --splits train.jsonl dev.jsonl test.jsonl
-    """
+    Example: sharpen data check --splits train.jsonl dev.jsonl test.jsonl"""
     result: dict[str, Any] = {"files": [check_one(file, show, quarantine) for file in files]}
     if splits:
         from sharpen.data.overlap import compare, leaks_in
@@ -156,8 +153,7 @@ def stats(
 ) -> None:
     """Measure what the rows teach, against the agent-training checklist.
 
-    Example: sharpen data stats agent_sft/train.jsonl
-    """
+    Example: sharpen data stats agent_sft/train.jsonl"""
     from sharpen.data.check import measure
 
     found = [measure(file) for file in files]
@@ -185,8 +181,7 @@ def preview(
 ) -> None:
     """Show a row with its trained tokens coloured, or between ⟦ and ⟧ where there is no colour.
 
-    Example: sharpen data preview train.jsonl --row 3
-    """
+    Example: sharpen data preview train.jsonl --row 3"""
     from itertools import groupby, islice
 
     from rich.console import Console

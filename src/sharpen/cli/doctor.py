@@ -21,13 +21,10 @@ class Check:
     fix: str = ""
 
 
-def doctor(
-    as_json: AsJson = False,
-) -> None:
+def doctor(as_json: AsJson = False) -> None:
     """Check this machine: Python, torch build, GPU, packages, sandbox, browser, model, disk.
 
-    Example: sharpen doctor
-    """
+    Example: sharpen doctor"""
     checks = [*core_checks(), *feature_checks()]
     for check in checks:
         mark = {"ok": "ok     ", "missing": "MISSING", "absent": "absent "}[check.state]

@@ -18,8 +18,7 @@ def estimate(
 ) -> None:
     """Parameters, memory by part, tokens and a guess at the time.
 
-    Example: sharpen estimate production batch_size=8
-    """
+    Example: sharpen estimate production batch_size=8"""
     from sharpen.config import load_yaml
     from sharpen.pipeline import recipe_path
     from sharpen.types import SharpenError
@@ -40,10 +39,8 @@ def preset_row(name: str, values: Any) -> dict:
     from sharpen.models.estimate import Preset, estimate
 
     preset = parse_config(Preset, values, name)
-    found = estimate(preset)
     how = f"LoRA r={preset.lora_r}" if preset.lora_r else "full fine-tuning"
-    show(f"{name}: {preset.base_model}, {preset.method}, {how}", found)
-    return asdict(found) | {"name": name, "total_gib": found.total_gib}
+    return shown(f"{name}: {preset.base_model}, {preset.method}, {how}", name, estimate(preset))
 
 
 def recipe_rows(name: str, overrides: list[str]) -> list[dict]:
@@ -58,8 +55,8 @@ def recipe_rows(name: str, overrides: list[str]) -> list[dict]:
         if isinstance(stage, EvaluateStage):
             tokens = tasks * (256 + stage.max_tokens)  # a starter prompt has at most 256 tokens
             found = inference(stage.model, tasks, tokens, stage.batch_size)
-            show(f"{recipe.name}, {stage_name(stage)}: {stage.model}", found)
-            rows.append(asdict(found) | {"name": stage_name(stage), "total_gib": found.total_gib})
+            name = stage_name(stage)
+            rows.append(shown(f"{recipe.name}, {name}: {stage.model}", name, found))
     return rows
 
 
@@ -86,7 +83,8 @@ def spec_table() -> list[dict]:
     return rows
 
 
-def show(title: str, found: Any) -> None:
+def shown(title: str, name: str, found: Any) -> dict:
+    """Print an estimate; its row of the JSON object."""
     print(title)
     share = f" ({found.trainable / found.parameters:.2%} trained)" if found.trainable else ""
     print(f"  parameters   {found.parameters:>16,}{share}")
@@ -97,3 +95,4 @@ def show(title: str, found: Any) -> None:
     hours = f"{found.hours:.1f} h" if found.hours >= 1 else f"{found.hours * 60:.0f} min"
     print(f"  tokens       {found.tokens:>16,}, about {hours}")
     print(f"  {found.note}")
+    return asdict(found) | {"name": name, "total_gib": found.total_gib}

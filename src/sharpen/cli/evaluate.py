@@ -13,29 +13,24 @@ Model = Annotated[
     str, Option(help="Folder, run, adapter, name, http://host/v1#model, baseline:gold.")
 ]
 Benchmark = Annotated[str, Option(help="agent_benchmark:test, bfcl:PATH, needle:8000 ...")]
-Metrics = Annotated[str, Option(help="Names with commas; the benchmark's own by default.")]
-Perturb = Annotated[str, Option(help="rename, shuffle, distract; with commas.")]
-Compare = Annotated[Path | None, Option(help="Folder of another evaluation of the items.")]
-Output = Annotated[Path | None, Option(help="Folder of the items and results.")]
 
 
 def evaluate(
     overrides: Annotated[Pairs, Argument(help="Any setting as key=value, such as seed=1.")] = None,
     model: Model = "smollm2-135m",
     benchmark: Benchmark = "agent_benchmark:test",
-    metrics: Metrics = "",
+    metrics: Annotated[str, Option(help="Names with commas; the benchmark's own by default.")] = "",
     limit: Annotated[int, Option(help="So many items; 0 is all.", min=0)] = 0,
-    perturb: Perturb = "",
-    compare: Compare = None,
-    output: Output = None,
+    perturb: Annotated[str, Option(help="rename, shuffle, distract; with commas.")] = "",
+    compare: Annotated[Path | None, Option(help="Another evaluation of the items: folder.")] = None,
+    output: Annotated[Path | None, Option(help="Folder of the items and results.")] = None,
     general: Annotated[bool, Option(help="Also the fixed set without tools.")] = True,
     user: Annotated[str, Option(help="The model that plays the user (tau, tau2).")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Measure a model. The same command goes on with an evaluation that was stopped.
 
-    Example: sharpen evaluate --model runs/sft --metrics tool_accuracy,plan_success,efficiency
-    """
+    Example: sharpen evaluate --model runs/sft --metrics tool_accuracy,plan_success,efficiency"""
     from sharpen.config import load_yaml
     from sharpen.evals.evaluator import AgentTrainingEvaluator
 

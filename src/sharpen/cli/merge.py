@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from sharpen.cli.shared import AsJson, DefaultGroup, end_with
+from sharpen.cli.shared import AsJson, DefaultGroup, Pairs, end_with
 from sharpen.types import Json, SharpenError
 
 app = typer.Typer(
@@ -26,34 +26,27 @@ app = typer.Typer(
 
 Recipe = Annotated[Path, Argument(help="A merge recipe: mergekit's YAML.")]
 Out = Annotated[Path, Argument(help="Folder of the merged model.")]
-Settings = Annotated[list[str] | None, Option("--set", help="Override: parameters.density=0.3")]
 Seed = Annotated[int, Option(help="Seed of the methods that draw (DARE, DELLA).")]
-Workers = Annotated[int, Option(help="Processes; 0 is one a core, 8 at most.")]
 Device = Annotated[str, Option(help="Where to compute: cpu, cuda, cuda:1 ...")]
-Overwrite = Annotated[bool, Option(help="Replace OUT if it exists.")]
-Size = Annotated[float, Option(help="Largest size of an output file, in GB.")]
 Evaluate = Annotated[str | None, Option(help="A JSONL file of tasks, or file.py:function(folder).")]
-Dev = Annotated[str | None, Option(help="JSONL file of dialogs: find the lowest loss.")]
-Objective = Annotated[str | None, Option(help="Or file.py:function(folder) -> float.")]
 
 
 @app.command()
 def run(
     config: Recipe,
     out: Out,
-    set_: Settings = None,
+    set_: Annotated[Pairs, Option("--set", help="Override: parameters.density=0.3")] = None,
     seed: Seed = 0,
     device: Device = "cpu",
-    workers: Workers = 0,
-    shard_gb: Size = 5.0,
-    overwrite: Overwrite = False,
+    workers: Annotated[int, Option(help="Processes; 0 is one a core, 8 at most.")] = 0,
+    shard_gb: Annotated[float, Option(help="Largest size of an output file, in GB.")] = 5.0,
+    overwrite: Annotated[bool, Option(help="Replace OUT if it exists.")] = False,
     evaluate: Evaluate = None,
     as_json: AsJson = False,
 ) -> None:
     """Merge models as a recipe says.
 
-    Example: sharpen merge recipe.yaml merged/ --set parameters.density=0.3
-    """
+    Example: sharpen merge recipe.yaml merged/ --set parameters.density=0.3"""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the processes are ours
     score = evaluate and scorer(evaluate, "sharpen.evals.abilities", "evaluate_abilities")
     from sharpen.merge.recipe import load_recipe
@@ -70,8 +63,8 @@ def run(
 def search(
     config: Recipe,
     out: Out,
-    dev: Dev = None,
-    objective: Objective = None,
+    dev: Annotated[str | None, Option(help="JSONL file of dialogs: find the lowest loss.")] = None,
+    objective: Annotated[str | None, Option(help="Or file.py:function(folder) -> float.")] = None,
     trials: Annotated[int, Option(help="How many merges to try.")] = 20,
     minimize: Annotated[bool, Option(help="The lower the better, as for a loss.")] = False,
     seed: Seed = 0,
@@ -80,8 +73,7 @@ def search(
 ) -> None:
     """Search a recipe's weights and densities for the best objective; OUT keeps the best model.
 
-    Example: sharpen merge search recipe.yaml best/ --dev dev.jsonl --trials 30
-    """
+    Example: sharpen merge search recipe.yaml best/ --dev dev.jsonl --trials 30"""
     if (dev is None) == (objective is None):
         raise SharpenError("merge search: give --dev FILE or --objective file.py:function")
     function = scorer(dev or str(objective), "sharpen.train.scoring", "dev_loss")
@@ -104,8 +96,7 @@ def adapters(
 ) -> None:
     """Merge LoRA adapters of one base into one, by SVD.
 
-    Example: sharpen merge adapters math/ code/ --out both/ --rank 16 --weight 0.6 --weight 0.4
-    """
+    Example: sharpen merge adapters math/ code/ --out both/ --rank 16 --weight 0.6 --weight 0.4"""
     from sharpen.merge.adapters import merge_adapters
 
     show(merge_adapters(folders, out, rank, weight), as_json)
@@ -120,8 +111,7 @@ def vector(
 ) -> None:
     """Write a tuning as a task vector; `base+vector.safetensors` is a model in any recipe.
 
-    Example: sharpen merge vector base/ math/ math-vector.safetensors
-    """
+    Example: sharpen merge vector base/ math/ math-vector.safetensors"""
     from sharpen.merge.adapters import open_reference
     from sharpen.merge.vectors import write_task_vector
 

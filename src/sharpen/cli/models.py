@@ -23,8 +23,7 @@ def pull(
 ) -> None:
     """Fetch a model, or check the one that is here against its hashes.
 
-    Example: sharpen models pull smollm2-135m
-    """
+    Example: sharpen models pull smollm2-135m"""
     from sharpen.models.find import ALIASES, NAMED, find_model, pull_named
     from sharpen.types import SharpenError
 
@@ -41,13 +40,10 @@ def pull(
 
 
 @app.command("list")
-def list_models(
-    as_json: AsJson = False,
-) -> None:
+def list_models(as_json: AsJson = False) -> None:
     """Named models, and whether they are here.
 
-    Example: sharpen models list
-    """
+    Example: sharpen models list"""
     from sharpen.models.find import MANIFEST, NAMED, named_folder
 
     rows = [

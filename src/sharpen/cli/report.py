@@ -11,8 +11,7 @@ from typer import Argument
 def report(folder: Annotated[Path, Argument(help="A run or an evaluation.")]) -> None:
     """Write FOLDER/report.html from the files that are there.
 
-    Example: sharpen report runs/sft
-    """
+    Example: sharpen report runs/sft"""
     from sharpen.report.runs import write_report
 
     print(write_report(folder))

@@ -28,8 +28,7 @@ def try_(
 ) -> None:
     """Score rows and print the breakdown; for rows without a response, of gold and of nothing.
 
-    Example: sharpen reward try agent_benchmark:dev --reward my_reward.py:score --limit 5
-    """
+    Example: sharpen reward try agent_benchmark:dev --reward my_reward.py:score --limit 5"""
     from sharpen.config import load_yaml
     from sharpen.data.sources import read_rows
     from sharpen.rewards.compose import build_reward

@@ -18,8 +18,7 @@ def run(
 ) -> None:
     """Run a recipe: typed stages in order, finished ones skipped.
 
-    Example: sharpen run quickstart model=pico --out runs/try
-    """
+    Example: sharpen run quickstart model=pico --out runs/try"""
     from sharpen.pipeline import load_recipe, run_recipe
 
     loaded = load_recipe(recipe, overrides or [])

@@ -110,8 +110,7 @@ def as_it_is(task: Any, raw: Json, path: Path) -> Iterable[Task]:
 
 
 def bfcl_task(task: Task, raw: Json, path: Path) -> Iterator[Task]:
-    """Calls of executable rows become possible answers; Java and JavaScript arguments are source
-    text, as BFCL asks for them."""
+    """Executable rows' calls become possible answers; Java's and JavaScript's are source text."""
     gold, told = dict(task.gold), ""
     if task.kind in ("rest", "multi_turn"):
         raise RowError(task.id, f"{task.kind} rows need the services that they call")

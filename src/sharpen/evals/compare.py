@@ -195,8 +195,7 @@ class Comparison:
 
 
 def train(folder: Path) -> tuple[Json, float]:
-    """The run of a cell, in a process of its own: its memory is its own, and so is its end. The
-    time of runs that were stopped counts."""
+    """The run of a cell, in a process of its own; the time of runs that were stopped counts."""
     spent, began = folder / "seconds.json", time.monotonic()
     before = read_json(spent)["seconds"] if spent.is_file() else 0.0
     command = [sys.executable, "-m", "sharpen.cli.main", "train", "sft", "--json"]

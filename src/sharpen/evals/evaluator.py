@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -169,14 +170,8 @@ class AgentTrainingEvaluator:
         """The records of each suite's tasks."""
         options, tasks = self.options, [task for suite in suites for task in suite.tasks]
         changed = Perturbation(suites[0].tasks, options.perturb, options.seed)
-        items, opened = Items(self.output, config), list[Policy]()
-
-        def policy() -> Policy:
-            if not opened:
-                opened.append(Perturbed(subject.open(tasks, changed.outward), changed))
-            return opened[0]
-
-        found = []
+        policy = cache(lambda: Perturbed(subject.open(tasks, changed.outward), changed))
+        items, found = Items(self.output, config), []
         for suite in suites:
             tokens = options.max_tokens or suite.max_tokens
             sampling = Sampling(tokens, options.temperature, seed=options.seed)

@@ -148,8 +148,7 @@ class Items:
 def collect(
     items: Items, suite: Suite, tasks: Sequence[Task], policy: Any, sampling: Sampling
 ) -> list[Json]:
-    """The tasks' records: those that are there, and the others after asking. `policy` is called for
-    a policy when there is something to ask."""
+    """The tasks' records, after asking for those that are missing: `policy()` is who is asked."""
     pending = [task for task in tasks if (suite.name, task.id) not in items.rows]
     for chunk in answered(policy(), suite, pending, sampling) if pending or not tasks else ():
         lost = [error for _, made, _ in chunk if (error := unanswered(made))]

@@ -136,8 +136,7 @@ def of_class(name: str, measure: str) -> Metric:
 
 
 def checked_tools(task: Task) -> tuple[ToolSpec, ...]:
-    """The tools by whose types calls are judged: of Java and JavaScript the declared ones, where
-    the policy is shown text."""
+    """The tools by whose types calls are judged: the declared ones, where text was shown."""
     functions = task.metadata.get("functions") or ()
     return tuple(ToolSpec(f["name"], "", f["parameters"]) for f in functions) or task.tools
 

@@ -94,8 +94,7 @@ def references(value: Any) -> list[str]:
 
 
 def resolve(calls: Sequence[ToolCall]) -> list[ToolCall]:
-    """References to earlier calls replaced by a digest of what those ask for, so that neither
-    labels nor the order of the calls matter."""
+    """References to earlier calls as digests of what those ask for: labels do not matter."""
     known, done = dict[str, str](), list[ToolCall]()
 
     def point(found: re.Match[str]) -> str:

@@ -59,8 +59,7 @@ def read_tests(gold: Json, where: str) -> Tests:
 
 
 def wanted_names(tree: ast.AST) -> tuple[list[str], list[str]]:
-    """What the tests use and do not define, without and with the library's modules. A builtin's
-    name counts when there is nothing else."""
+    """What the tests use and do not define (or else a builtin), and the library's modules."""
     bound, loaded, called, based = set(dir(builtins)), set[str](), list[str](), set[str]()
     for node in ast.walk(tree):
         match node:

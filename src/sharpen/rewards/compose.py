@@ -119,8 +119,7 @@ class ComposedReward:
 
 
 def as_score(value: Any) -> Score:
-    """A number, a Score, or a dict with `total` (`value`, `score`, `reward`), `breakdown` and
-    `feedback` → a Score of finite numbers."""
+    """A number, a Score, or a dict with `total`, `breakdown`, `feedback` → a finite Score."""
     if isinstance(value, BaseException):
         raise SharpenError(f"{type(value).__name__}: {one_line(value)}")
     if isinstance(value, Mapping):
