@@ -7,15 +7,12 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from sharpen.cli.shared import AsJson, end_with
+from sharpen.cli.shared import AsJson, Pairs, end_with
 from sharpen.types import SharpenError
 
 
 def compare(
-    overrides: Annotated[
-        list[str] | None,
-        Argument(help="Settings of the comparison as key=value, such as settings.lora_r=16."),
-    ] = None,
+    overrides: Annotated[Pairs, Argument(help="key=value, such as settings.lora_r=16.")] = None,
     method: Annotated[list[str] | None, Option(help="Only this one; may be repeated.")] = None,
     model: Annotated[str | None, Option(help="Model that every method starts from.")] = None,
     seeds: Annotated[int | None, Option(help="Runs of each method.", min=1)] = None,

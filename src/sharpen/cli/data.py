@@ -39,10 +39,11 @@ def build(
 
     if tools is not None:
         from sharpen.data.generate.own import build_own
+        from sharpen.evals.subjects import load
 
         if out is None:
             raise SharpenError("--tools needs --out: own sets do not replace the built ones")
-        manifest = build_own(tools, out, seed, rows, load_policy(phrase_with))
+        manifest = build_own(tools, out, seed, rows, load(phrase_with) if phrase_with else None)
     elif phrase_with:
         raise SharpenError("--phrase-with words requests for --tools, which is missing")
     else:
@@ -55,15 +56,6 @@ def build(
     print(f"built {sum(manifest['rows'].values())} rows in {out}")
     shown = {key: manifest[key] for key in ("seed", "rows", "files")}
     end_with({"out": str(out)} | shown, as_json)
-
-
-def load_policy(model: str | None) -> Any:
-    if model is None:
-        return None
-    from sharpen.models.load import ModelConfig
-    from sharpen.policy.local import LocalPolicy
-
-    return LocalPolicy.load(ModelConfig(base_model=model))
 
 
 @app.command("import")

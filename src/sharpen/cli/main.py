@@ -70,11 +70,7 @@ app = typer.Typer(
     help="Turn a set of tools and a pile of dialogs into a trained, tested, served model.",
     epilog="Example: sharpen run quickstart --out runs/quickstart",
 )
-
-
-@app.callback()
-def root() -> None:
-    pass
+app.callback()(lambda: None)  # verbs are found by the group, not registered
 
 
 def main() -> None:
