@@ -100,10 +100,7 @@ class OptimiseStage(StageConfig):
         return parse_config(kind, self.settings | given, f"stage {stage_name(self)}")
 
 
-Stage = Annotated[
-    PullStage | StarterStage | RenderStage | SftStage | OptimiseStage | EvaluateStage,
-    Field(discriminator="stage"),
-]
+Stage = PullStage | StarterStage | RenderStage | SftStage | OptimiseStage | EvaluateStage
 
 
 class Recipe(Config):
@@ -111,7 +108,7 @@ class Recipe(Config):
     about: str = ""
     seed: int = 0
     model: str = "smollm2-135m"
-    stages: list[Stage] = Field(min_length=1)
+    stages: list[Annotated[Stage, Field(discriminator="stage")]] = Field(min_length=1)
 
     @model_validator(mode="after")
     def names_differ(self) -> Recipe:
@@ -301,11 +298,6 @@ def run_evaluate(stage: EvaluateStage, context: Context) -> Json:
     return {metric: asdict(value) for metric, value in outcome.figures.items()}
 
 
-STAGES: dict[str, Callable[[Any, Context], Json]] = {
-    "pull": run_pull,
-    "starter": run_starter,
-    "render": run_render,
-    "sft": run_sft,
-    **dict.fromkeys(("dpo", "grpo", "ppo"), run_optimise),
-    "evaluate": run_evaluate,
-}
+STAGES: dict[str, Callable[[Any, Context], Json]] = {"pull": run_pull, "starter": run_starter}
+STAGES |= {"render": run_render, "sft": run_sft, "evaluate": run_evaluate}
+STAGES |= dict.fromkeys(("dpo", "grpo", "ppo"), run_optimise)

@@ -148,14 +148,10 @@ class Renderer:
     def apply(self, wire: list[Json], tools: list[Json] | None, generation: bool) -> str:
         if not wire:
             raise SharpenError("a dialog cannot begin with the assistant in this model's template")
+        settings = {"chat_template": self.template, "add_generation_prompt": generation}
+        apply = self.tokenizer.apply_chat_template
         try:
-            return self.tokenizer.apply_chat_template(
-                wire,
-                tools=tools,
-                chat_template=self.template,
-                add_generation_prompt=generation,
-                tokenize=False,
-            )
+            return apply(wire, tools=tools, tokenize=False, **settings)
         except Exception as error:  # a template can raise anything, in its maker's own words
             raise SharpenError(f"chat template: {' '.join(str(error).split())}") from error
 
