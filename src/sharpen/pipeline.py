@@ -11,21 +11,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from sharpen import records
 from sharpen.config import Config, ConfigError, load_yaml, parse_config
-from sharpen.records import (
-    RunFolder,
-    read_json,
-    read_jsonl,
-    sha256_file,
-    sha256_folder,
-    write_json,
-    write_jsonl,
-)
 from sharpen.rewards.compose import RewardConfig
 from sharpen.rows import dialog_from_row, dialog_to_row, task_to_row
 from sharpen.train.config import AgentSFTConfig, DPOConfig, GRPOConfig, PPOConfig
@@ -47,8 +40,7 @@ class PullStage(StageConfig):
 
 
 class StarterStage(StageConfig):
-    """Write the starter set: `train.jsonl` and `test.jsonl`, and both as tasks to be solved:
-    `train.tasks.jsonl`, `test.tasks.jsonl`."""
+    """Write the starter set: `train.jsonl`, `test.jsonl`, and both as tasks: `….tasks.jsonl`."""
 
     stage: Literal["starter"]
     train: int = Field(320, ge=1)
@@ -56,8 +48,7 @@ class StarterStage(StageConfig):
 
 
 class RenderStage(StageConfig):
-    """Render a data file and report its tokens; a row over `max_length` is an error that names
-    it."""
+    """Render a data file and report its tokens; a row over `max_length` is an error."""
 
     stage: Literal["render"]
     model: str
@@ -91,8 +82,7 @@ class SftStage(StageConfig):
 
 
 class OptimiseStage(StageConfig):
-    """Optimise a model on preferences or tasks; `settings` are those of `sharpen train` with the
-    verb's name."""
+    """Optimise on preferences or tasks; `settings` are those of `sharpen train`'s verb."""
 
     stage: Literal["dpo", "grpo", "ppo"]
     model: str
@@ -110,10 +100,7 @@ class OptimiseStage(StageConfig):
         return parse_config(kind, self.settings | given, f"stage {stage_name(self)}")
 
 
-Stage = Annotated[
-    PullStage | StarterStage | RenderStage | SftStage | OptimiseStage | EvaluateStage,
-    Field(discriminator="stage"),
-]
+Stage = PullStage | StarterStage | RenderStage | SftStage | OptimiseStage | EvaluateStage
 
 
 class Recipe(Config):
@@ -121,13 +108,12 @@ class Recipe(Config):
     about: str = ""
     seed: int = 0
     model: str = "smollm2-135m"
-    stages: list[Stage] = Field(min_length=1)
+    stages: list[Annotated[Stage, Field(discriminator="stage")]] = Field(min_length=1)
 
     @model_validator(mode="after")
     def names_differ(self) -> Recipe:
-        names = [stage_name(stage) for stage in self.stages]
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated:
+        names = sorted(stage_name(stage) for stage in self.stages)
+        if repeated := [name for name, after in pairwise(names) if name == after]:
             raise ValueError(f"two stages are called {repeated[0]!r}; give one a name")
         return self
 
@@ -142,10 +128,8 @@ class Context:
     say: Say
 
     def path(self, name: str) -> Path:
-        """A file that a stage reads: of an earlier stage (`starter/train.jsonl`), or anywhere on
-        this machine."""
-        inside = self.run / name
-        found = inside if inside.exists() else Path(name)
+        """A file that a stage reads: of an earlier one (`starter/train.jsonl`), or anywhere."""
+        found = Path(self.source(name))
         if not found.exists():
             raise SharpenError(f"{name}: neither in {self.run} nor a file of its own")
         return found
@@ -180,7 +164,7 @@ def recipe_path(name: str) -> Path:
 
 def run_recipe(recipe: Recipe, out: str | Path, say: Say = print) -> dict[str, Json]:
     """Run every stage that is not complete. Returns each stage's results by name."""
-    run = RunFolder(out, recipe)
+    run = records.RunFolder(out, recipe)
     results: dict[str, Json] = {}
     before: list[str] = []
     for number, stage in enumerate(recipe.stages, 1):
@@ -195,28 +179,27 @@ def run_recipe(recipe: Recipe, out: str | Path, say: Say = print) -> dict[str, J
             started = time.monotonic()
             result = STAGES[stage.stage](stage, Context(run.path, folder, recipe.seed, say))
             found = wanted | {"files": hashes(folder), "result": result}
-            write_json(folder / DONE, found)
+            records.write_json(folder / DONE, found)
             say(f"{title}: done in {time.monotonic() - started:.0f} s")
         else:
             say(f"{title}: already complete")
         results[name] = found["result"]
-        before.append(sha256_file(folder / DONE))
-    write_json(run.path / "results.json", results)
+        before.append(records.sha256_file(folder / DONE))
+    records.write_json(run.path / "results.json", results)
     return results
 
 
 def completed(folder: Path, wanted: Json) -> Json | None:
-    """The stage's record if it ran with this config on these inputs and its files are still what
-    they were."""
+    """The stage's record if it ran with this config on these inputs and its files are whole."""
     if not (folder / DONE).is_file():
         return None
-    found = read_json(folder / DONE)
+    found = records.read_json(folder / DONE)
     same = all(found.get(key) == value for key, value in wanted.items())
     return found if same and found["files"] == hashes(folder) else None
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    return {name: digest for name, digest in sha256_folder(folder).items() if name != DONE}
+    return {name: digest for name, digest in records.sha256_folder(folder).items() if name != DONE}
 
 
 # Stages ----------------------------------------------------------------------------------------
@@ -227,7 +210,7 @@ def run_pull(stage: PullStage, context: Context) -> Json:
 
     folder = find_model(stage.model)
     context.say(f"  model: {stage.model} in {folder}")
-    weights = {p.name: sha256_file(p) for p in sorted(folder.glob("*.safetensors"))}
+    weights = {p.name: records.sha256_file(p) for p in sorted(folder.glob("*.safetensors"))}
     return {"model": stage.model, "weights": weights}
 
 
@@ -236,13 +219,11 @@ def run_starter(stage: StarterStage, context: Context) -> Json:
 
     for split, count in (("train", stage.train), ("test", stage.test)):
         dialogs = starter_dialogs(split, count, context.seed)  # type: ignore[arg-type]
-        if len(dialogs) < count:
-            raise SharpenError(
-                f"starter: only {len(dialogs)} different {split} rows exist, not {count}"
-            )
-        write_jsonl(context.folder / f"{split}.jsonl", map(dialog_to_row, dialogs))
+        if (found := len(dialogs)) < count:
+            raise SharpenError(f"starter: only {found} different {split} rows exist, not {count}")
+        records.write_jsonl(context.folder / f"{split}.jsonl", map(dialog_to_row, dialogs))
         tasks = map(task_to_row, map(starter_task, dialogs))
-        write_jsonl(context.folder / f"{split}.tasks.jsonl", tasks)
+        records.write_jsonl(context.folder / f"{split}.tasks.jsonl", tasks)
     context.say(f"  {stage.train} train and {stage.test} test dialogs")
     return {"train": stage.train, "test": stage.test}
 
@@ -252,30 +233,21 @@ def run_render(stage: RenderStage, context: Context) -> Json:
     from sharpen.render import Renderer
 
     renderer = Renderer(load_tokenizer(stage.model), stage.template)
-    rows = read_jsonl(context.path(stage.data))
+    rows = records.read_jsonl(context.path(stage.data))
     dialogs = [dialog_from_row(row.value, row.where) for row in rows]
     lengths, trained = [], 0
     for datum in renderer.render(dialogs):
         lengths.append(len(datum.ids))
         trained += int(datum.mask.sum())
-        if len(datum.ids) > stage.max_length:
-            raise SharpenError(
-                f"{stage.data}: row {datum.id or len(lengths)} has {len(datum.ids)} tokens, "
-                f"over max_length {stage.max_length}"
-            )
+        if lengths[-1] > stage.max_length:
+            found = f"row {datum.id or len(lengths)} has {lengths[-1]} tokens"
+            raise SharpenError(f"{stage.data}: {found}, over max_length {stage.max_length}")
     if not lengths:
         raise SharpenError(f"{stage.data}: no rows")
-    total = sum(lengths)
-    context.say(
-        f"  {len(lengths)} rows, {total} tokens (longest {max(lengths)}), "
-        f"{trained / total:.0%} carry loss"
-    )
-    return {
-        "rows": len(lengths),
-        "tokens": total,
-        "longest": max(lengths),
-        "trained_tokens": trained,
-    }
+    count, total, longest = len(lengths), sum(lengths), max(lengths)
+    share = f"{trained / total:.0%} carry loss"
+    context.say(f"  {count} rows, {total} tokens (longest {longest}), {share}")
+    return {"rows": count, "tokens": total, "longest": longest, "trained_tokens": trained}
 
 
 def run_sft(stage: SftStage, context: Context) -> Json:
@@ -283,9 +255,7 @@ def run_sft(stage: SftStage, context: Context) -> Json:
 
     data = str(context.path(stage.data))
     given = {"base_model": stage.model, "train_data": data, "seed": context.seed}
-    trainer = AgentSFTTrainer(stage.settings.model_copy(update=given), context.folder)
-    figures = trainer.train()
-    return {key: value for key, value in figures.items() if value is not None}
+    return figures_of(AgentSFTTrainer(stage.settings.model_copy(update=given), context.folder))
 
 
 def run_optimise(stage: OptimiseStage, context: Context) -> Json:
@@ -296,8 +266,11 @@ def run_optimise(stage: OptimiseStage, context: Context) -> Json:
     if stage.dev:
         given["dev_data"] = context.source(stage.dev)
     trainer = getattr(sharpen, f"{stage.stage.upper()}Trainer")
-    figures = trainer(stage.config(**given), context.folder).train()
-    return {key: value for key, value in figures.items() if value is not None}
+    return figures_of(trainer(stage.config(**given), context.folder))
+
+
+def figures_of(trainer: Any) -> Json:
+    return {key: value for key, value in trainer.train().items() if value is not None}
 
 
 def run_evaluate(stage: EvaluateStage, context: Context) -> Json:
@@ -318,18 +291,13 @@ def run_evaluate(stage: EvaluateStage, context: Context) -> Json:
     reward = build_reward(stage.reward) if stage.reward else CallReward()
     title, make = f"  {stage_name(stage)}", find_environment(stage.env)
     outcome = evaluate(policy, tasks, reward, sampling, title, make, stage.max_turns)
-    write_jsonl(context.folder / "records.jsonl", outcome.records)
+    records.write_jsonl(context.folder / "records.jsonl", outcome.records)
     for metric in outcome.figures:
         if metric not in ("tokens", "value") or stage.reward:
             context.say(f"  {metric}: {outcome.figures[metric]}")
     return {metric: asdict(value) for metric, value in outcome.figures.items()}
 
 
-STAGES: dict[str, Callable[[Any, Context], Json]] = {
-    "pull": run_pull,
-    "starter": run_starter,
-    "render": run_render,
-    "sft": run_sft,
-    **dict.fromkeys(("dpo", "grpo", "ppo"), run_optimise),
-    "evaluate": run_evaluate,
-}
+STAGES: dict[str, Callable[[Any, Context], Json]] = {"pull": run_pull, "starter": run_starter}
+STAGES |= {"render": run_render, "sft": run_sft, "evaluate": run_evaluate}
+STAGES |= dict.fromkeys(("dpo", "grpo", "ppo"), run_optimise)

@@ -7,6 +7,7 @@ exists is whole.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -27,9 +28,7 @@ import yaml
 from sharpen.config import Config, read_yaml
 from sharpen.types import Json, RowError, SharpenError
 
-MAX_LINE_BYTES = (
-    64 << 20
-)  # a longer line is a damaged file, and reading it whole would take the machine with it
+MAX_LINE_BYTES = 64 << 20  # a longer line is a damaged file; reading it whole could fill memory
 OnBad = Callable[[RowError, bytes], None]
 
 
@@ -43,8 +42,7 @@ class Row:
 
 
 def read_jsonl(path: str | Path, on_bad: OnBad | None = None) -> Iterator[Row]:
-    """Rows of a JSONL file in constant memory. A bad line goes to `on_bad` and reading goes on;
-    without `on_bad` it raises."""
+    """Rows of a JSONL file in constant memory. A bad line goes to `on_bad`, or raises."""
     try:
         file = open(path, "rb")  # noqa: SIM115 - closed below; opened here so that the error is ours
     except OSError as error:
@@ -65,8 +63,7 @@ def read_jsonl(path: str | Path, on_bad: OnBad | None = None) -> Iterator[Row]:
 
 
 def bounded_lines(file: IO[bytes]) -> Iterator[bytes | None]:
-    """Lines in bounded memory; None stands for a line over `MAX_LINE_BYTES`, so that numbering
-    holds."""
+    """Lines in bounded memory; None for one over `MAX_LINE_BYTES`, so that numbering holds."""
     while line := file.readline(MAX_LINE_BYTES):
         if line.endswith(b"\n") or len(line) < MAX_LINE_BYTES:
             yield line
@@ -77,8 +74,7 @@ def bounded_lines(file: IO[bytes]) -> Iterator[bytes | None]:
 
 
 def parse_row(raw: bytes, where: str) -> Json:
-    """One line → an object. NaN, infinities, deep nesting, NUL bytes and bad UTF-8 are errors that
-    name the place."""
+    """One line → an object. NaN, infinities, deep nesting, NUL and bad UTF-8 are RowErrors."""
     try:
         value = DECODER.decode(raw.decode("utf-8"))
         if b"\\ud" in raw or b"\\uD" in raw:
@@ -149,8 +145,7 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def atomic_folder(path: str | Path) -> Iterator[Path]:
-    """A folder that takes its final name only when everything in it is complete. An older one of
-    that name is replaced."""
+    """A folder that takes its final name, from an older one too, only when it is complete."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
@@ -160,13 +155,12 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         for file in temporary.rglob("*"):
             if file.is_file():
                 sync_file(file)
+        old = temporary.with_suffix(".old")
         if path.exists():
-            old = temporary.with_suffix(".old")
             os.replace(path, old)
-            os.replace(temporary, path)
+        os.replace(temporary, path)
+        if old.exists():
             shutil.rmtree(old)
-        else:
-            os.replace(temporary, path)
         sync_folder(path.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -210,8 +204,7 @@ def sha256_file(path: str | Path) -> str:
 
 
 def sha256_folder(path: str | Path) -> dict[str, str]:
-    """Relative name → hash of every file below a folder, sorted; hidden temporary files are not
-    part of it."""
+    """Relative name → hash of every file below a folder, sorted, without hidden temporary ones."""
     root = Path(path)
     files = sorted(f for f in root.rglob("*") if f.is_file() and not f.name.startswith("."))
     return {f.relative_to(root).as_posix(): sha256_file(f) for f in files}
@@ -220,9 +213,7 @@ def sha256_folder(path: str | Path) -> dict[str, str]:
 class RunFolder:
     """One run's files: `config.yaml`, `manifest.json`, `metrics.jsonl`, and whatever the run adds.
 
-    Opening it again with the same config continues the run; with another config it is an error, and
-    nothing is touched.
-    """
+    Opened again with the same config it continues the run; with another it is an error."""
 
     def __init__(self, path: str | Path, config: Config, inputs: Json | None = None):
         self.path = Path(path)
@@ -231,32 +222,25 @@ class RunFolder:
         wanted = config.model_dump(mode="json")
         if self.path.exists() and not self.path.is_dir():
             raise SharpenError(f"{self.path}: exists and is not a folder")
-        if self.config_file.exists():
-            found = read_yaml(self.config_file)
-            if found != wanted:
-                raise SharpenError(
-                    f"{self.path}: holds a run with another config ({differences(found, wanted)}); "
-                    "choose another folder, or remove this one"
-                )
-        elif self.path.exists() and any(self.path.iterdir()):
-            raise SharpenError(
-                f"{self.path}: exists, is not empty, and is not a run folder; choose another one"
-            )
+        known = self.config_file.exists()
+        if known and (found := read_yaml(self.config_file)) != wanted:
+            other = f"holds a run with another config ({differences(found, wanted)})"
+            raise SharpenError(f"{self.path}: {other}; choose another folder, or remove this one")
+        if not known and self.path.exists() and any(self.path.iterdir()):
+            other = "exists, is not empty, and is not a run folder"
+            raise SharpenError(f"{self.path}: {other}; choose another one")
         self.path.mkdir(parents=True, exist_ok=True)
         drop_cut_line(self.metrics_file)
-        if not self.config_file.exists():
+        if not known:
             write_json(self.path / "manifest.json", manifest(config, inputs or {}))
-            write_text(
-                self.config_file, yaml.safe_dump(wanted, allow_unicode=True, sort_keys=False)
-            )
+            text = yaml.safe_dump(wanted, allow_unicode=True, sort_keys=False)
+            write_text(self.config_file, text)
 
     def log(self, row: Json) -> None:
         """Append one metrics row, whole lines only, on disk when this returns."""
-        finite = {
-            k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
-        }
+        odd = {k: None for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)}
         with open(self.metrics_file, "ab") as file:
-            file.write(dump_row(finite).encode() + b"\n")
+            file.write(dump_row(row | odd).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -274,7 +258,7 @@ def drop_cut_line(path: Path) -> None:
             file.truncate(text.rfind(b"\n") + 1)
 
 
-def differences(found: Any, wanted: Any, path: str = "") -> str:
+def differences(found: Any, wanted: Any) -> str:
     """The first few places where two plain values differ, as `key: old → new`."""
     rows: list[str] = []
 
@@ -288,21 +272,18 @@ def differences(found: Any, wanted: Any, path: str = "") -> str:
         elif a != b:
             rows.append(f"{at or 'value'}: {a!r} → {b!r}")
 
-    walk(found, wanted, path)
+    walk(found, wanted, "")
     return ", ".join(rows[:3]) + (f" and {len(rows) - 3} more" if len(rows) > 3 else "")
 
 
 def manifest(config: Config, inputs: Json) -> Json:
-    """What a result needs to be traced: versions, revision, command, config hash and the hashes of
-    what went in."""
+    """What a result needs to be traced: versions, revision, command, hashes of what went in."""
+    packages = ("torch", "transformers", "peft", "accelerate", "safetensors")
     return {
         "sharpen": version("sharpen"),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {
-            name: version(name)
-            for name in ("torch", "transformers", "peft", "accelerate", "safetensors")
-        },
+        "packages": {name: version(name) for name in packages},
         "revision": git_revision(),
         "command": sys.argv,
         "config_hash": config.hash(),
@@ -319,21 +300,15 @@ def version(package: str) -> str | None:
 
 
 def git_revision() -> str | None:
-    """The working tree's revision, with `+` when it has changes; None outside a repository or
-    without git."""
-    if shutil.which("git") is None:
+    """The working tree's revision, with `+` when it has changes; None where git knows none."""
+    run = functools.partial(subprocess.run, capture_output=True, text=True)
+    if shutil.which("git") is None or (head := run(["git", "rev-parse", "HEAD"])).returncode:
         return None
-    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
-    if head.returncode:
-        return None
-    dirty = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True).stdout
-    return head.stdout.strip() + ("+" if dirty.strip() else "")
+    dirty = run(["git", "status", "--porcelain"]).stdout.strip()
+    return head.stdout.strip() + ("+" if dirty else "")
 
 
 def cache_folder() -> Path:
-    """Where pulled models and built data live: `$SHARPEN_CACHE`, else the user's cache
-    directory."""
-    base = os.environ.get("SHARPEN_CACHE")
-    if base:
-        return Path(base)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sharpen"
+    """Where pulled models and built data live: `$SHARPEN_CACHE`, else the user's cache."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("SHARPEN_CACHE") or Path(home, "sharpen"))

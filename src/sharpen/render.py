@@ -12,57 +12,37 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import resources
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
 from sharpen.calls import CLOSE_CALL, OPEN_CALL, assistant_text, compact_json, parse_message
 from sharpen.rows import message_to_wire, tool_to_wire
-from sharpen.types import (
-    Datum,
-    Dialog,
-    Json,
-    Message,
-    RowError,
-    SharpenError,
-    ToolSpec,
-)
+from sharpen.types import Datum, Dialog, Json, Message, RowError, SharpenError, ToolSpec
 
 # A sentinel stands for special-token text while a template runs. It starts with a Unicode
-# noncharacter, which is
-# itself protected when a text holds one, so no text can forge a sentinel.
+# noncharacter, which is itself protected when a text holds one, so no text can forge a sentinel.
 MARK, MARK_END = "\ufdd0", "\ufdd1"
 SENTINEL = re.compile(f"{MARK}(\\d+){MARK_END}")
 BATCH = 256  # dialogs tokenised together
-# between two lines of our tools block
 TOOL_START = '{"name":'
+# between two lines of our tools block
 TOOL_LINE = re.compile(r"(?<=\}\n)(?=\{\"name\":|</tools>)|(?<=<tools>\n)(?=\{\"name\":)")
 MAX_KNOWN_LINES = 20_000
 
 Run = tuple[str, bool]  # text, trained
 
 
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """One dialog's runs before tokenisation."""
-
-    runs: tuple[Run, ...]
-    dialog: Dialog
-    where: str
-
-
 class Renderer:
-    """Renders for one tokenizer. `template`: "auto" (the model's own if it speaks of tools, else
-    ours), "model", "hermes"."""
+    """For one tokenizer. `template`: "model", "hermes" (ours), "auto" (ours if it has no tools)."""
 
     def __init__(self, tokenizer: Any, template: str = "auto"):
         if not getattr(tokenizer, "is_fast", False):
-            raise SharpenError(
-                f"{tokenizer.name_or_path or 'tokenizer'}: only fast tokenizers are supported; "
-                "the model folder needs a tokenizer.json"
-            )
+            reason = "only fast tokenizers are supported; the model folder needs a tokenizer.json"
+            raise SharpenError(f"{tokenizer.name_or_path or 'tokenizer'}: {reason}")
         self.tokenizer = tokenizer
         self.template = choose_template(tokenizer, template)
         self.special = special_tokens(tokenizer)
@@ -71,11 +51,8 @@ class Renderer:
         self.protected = protected
         self.pattern = re.compile("|".join(map(re.escape, protected)))
         self.literal_ids = {text: encode_literally(tokenizer, text) for text in protected}
-        self.stop_ids = frozenset(
-            self.special[t]
-            for t in (tokenizer.eos_token, "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
-            if t in self.special
-        )
+        stops = (tokenizer.eos_token, "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
+        self.stop_ids = frozenset(self.special[t] for t in stops if t in self.special)
         if not self.stop_ids:
             raise SharpenError(f"{tokenizer.name_or_path}: the tokenizer has no end-of-turn token")
         check_segmentation(tokenizer)
@@ -85,10 +62,9 @@ class Renderer:
         self.known_lines: dict[str, list[int]] = {}
 
     def render(self, dialogs: Iterable[Dialog]) -> Iterator[Datum]:
-        """Dialogs → training data. A dialog with nothing to train on, or that cannot be rendered,
-        is a RowError."""
+        """Dialogs → training data. One with nothing to train on, or to render, is a RowError."""
         for batch in batched(dialogs, BATCH):
-            yield from self.tokenise([self.rendered(d) for d in batch])
+            yield from self.tokenise([(d, self.cut_runs(d)[:-1]) for d in batch])
 
     def plain(self, text: Any, where: str, max_length: int) -> list[Datum]:
         """A text to continue pre-training on: every token carries loss. A long one is cut into
@@ -97,23 +73,18 @@ class Renderer:
             raise RowError(where, "text: expected words")
         end = self.tokenizer.eos_token_id
         ids = np.array([*self.encode([self.protect(text)])[0], end], np.int32)
-        starts = range(0, len(ids) - 1, max_length - 1)
         return [
             Datum(piece := ids[at : at + max_length], np.arange(len(piece)) >= (at > 0), where)
-            for at in starts
+            for at in range(0, len(ids) - 1, max_length - 1)
         ]
 
     def prompt(self, dialog: Dialog) -> list[int]:
         """Ids that end where the assistant's next turn begins."""
-        text = self.text(dialog, generation=True)
-        return self.encode([text])[0]
+        return self.encode([self.text(dialog, generation=True)])[0]
 
     def continuation(self, before: Dialog, new: Sequence[Message]) -> list[int]:
-        """Ids that follow the assistant's last sampled token in `before` when `new` messages
-        arrive, up to the next turn.
-
-        Sampled ids + continuation is the next prompt, so what was sampled is never tokenised again.
-        """
+        """Ids behind the assistant's last sampled token in `before`, through `new` messages, to the
+        next turn. Sampled ids + continuation is the next prompt: none is tokenised again."""
         # the text of the last turn itself does not matter, only what the template puts behind it
         if self.template is None:  # which looks at nothing that came before
             behind = hermes_runs(Dialog((Message("assistant"), *new)), self.protect)[-1][0]
@@ -126,8 +97,7 @@ class Renderer:
         return self.encode([full[len(start) :]])[0]
 
     def parse(self, ids: Sequence[int]) -> Message:
-        """Sampled ids → the assistant's message. Everything from the stop token on is structure,
-        not content."""
+        """Sampled ids → the assistant's message. From the stop token on nothing is content."""
         end = next((i for i, token in enumerate(ids) if token in self.stop_ids), len(ids))
         text = self.tokenizer.decode(
             list(ids[:end]), skip_special_tokens=False, clean_up_tokenization_spaces=False
@@ -136,12 +106,8 @@ class Renderer:
 
     # Text ------------------------------------------------------------------------------------
 
-    def rendered(self, dialog: Dialog) -> Rendered:
-        return Rendered(tuple(self.cut_runs(dialog)[:-1]), dialog, dialog.id)
-
     def cut_runs(self, dialog: Dialog) -> list[Run]:
-        """Untrained and trained runs in turn; the last run is what the template puts behind the
-        last message."""
+        """Untrained and trained runs in turn; the last is what stands behind the last message."""
         check_dialog(dialog)
         if self.template is None:
             return hermes_runs(dialog, self.protect)
@@ -153,14 +119,11 @@ class Renderer:
         if self.template is None:
             text = "".join(t for t, _ in hermes_runs(dialog, self.protect))
             return text + ("<|im_start|>assistant\n" if generation else "")
-        wire = [self.protect_all(message_to_wire(m)) for m in dialog.messages]
-        return self.apply(wire, self.wire_tools(dialog), generation)
+        return self.apply(*self.wire(dialog), generation)
 
     def template_runs(self, dialog: Dialog) -> list[Run]:
-        """Runs through the model's own template: each assistant turn is what it adds behind the
-        generation prompt."""
-        wire = [self.protect_all(message_to_wire(m)) for m in dialog.messages]
-        tools = self.wire_tools(dialog)
+        """By the model's own template: a turn is what it adds behind the generation prompt."""
+        wire, tools = self.wire(dialog)
         whole = self.apply(wire, tools, False)
         runs: list[Run] = []
         done = 0
@@ -177,27 +140,19 @@ class Renderer:
         return [*runs, (whole[done:], False)]
 
     def end_of_turn(self, text: str, start: int) -> int:
-        """Just behind the stop token of the turn that begins at `start`: what follows is never
-        sampled."""
-        ends = [
-            text.rfind(t, start) + len(t) for t, i in self.special.items() if i in self.stop_ids
-        ]
+        """Behind the stop token of the turn that begins at `start`: the rest is never sampled."""
+        stops = [token for token, index in self.special.items() if index in self.stop_ids]
+        ends = [text.rfind(token, start) + len(token) for token in stops]
         return max((e for e in ends if e > start), default=len(text))
 
     def apply(self, wire: list[Json], tools: list[Json] | None, generation: bool) -> str:
         if not wire:
             raise SharpenError("a dialog cannot begin with the assistant in this model's template")
+        settings = {"chat_template": self.template, "add_generation_prompt": generation}
+        apply = self.tokenizer.apply_chat_template
         try:
-            return self.tokenizer.apply_chat_template(
-                wire,
-                tools=tools,
-                chat_template=self.template,
-                add_generation_prompt=generation,
-                tokenize=False,
-            )
-        except (
-            Exception
-        ) as error:  # a template can raise anything, with the model maker's own words
+            return apply(wire, tools=tools, tokenize=False, **settings)
+        except Exception as error:  # a template can raise anything, in its maker's own words
             raise SharpenError(f"chat template: {' '.join(str(error).split())}") from error
 
     # Special-token text ----------------------------------------------------------------------
@@ -221,26 +176,23 @@ class Renderer:
             return {self.protect(key): self.protect_all(item) for key, item in value.items()}
         return value
 
-    def wire_tools(self, dialog: Dialog) -> list[Json] | None:
-        return [self.protect_all(tool_to_wire(t)) for t in dialog.tools] or None
+    def wire(self, dialog: Dialog) -> tuple[list[Json], list[Json] | None]:
+        messages = [self.protect_all(message_to_wire(m)) for m in dialog.messages]
+        return messages, [self.protect_all(tool_to_wire(t)) for t in dialog.tools] or None
 
     # Ids -------------------------------------------------------------------------------------
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Texts with sentinels → ids; special tokens in structure are tokens, in protected text
-        they are characters."""
+        """Texts with sentinels → ids. Special tokens are tokens, but characters where protected."""
         pieces = [self.pieces(text) for text in texts]
         flat = list(dict.fromkeys(p for parts in pieces for p in parts if isinstance(p, str)))
         if len(self.known_lines) > MAX_KNOWN_LINES:
             self.known_lines.clear()
         unknown = [text for text in flat if text not in self.known_lines]
-        encoded = self.tokenizer.backend_tokenizer.encode_batch_fast(
-            unknown, add_special_tokens=False
-        )
+        backend = self.tokenizer.backend_tokenizer
+        encoded = backend.encode_batch_fast(unknown, add_special_tokens=False)
         found = {text: encoding.ids for text, encoding in zip(unknown, encoded, strict=True)}
-        self.known_lines |= {
-            text: ids for text, ids in found.items() if text.startswith(TOOL_START)
-        }
+        self.known_lines |= {text: found[text] for text in unknown if text.startswith(TOOL_START)}
         result = []
         for parts in pieces:
             ids: list[int] = []
@@ -265,34 +217,29 @@ class Renderer:
                 parts.append(part)
         return parts
 
-    def tokenise(self, rows: Sequence[Rendered]) -> Iterator[Datum]:
+    def tokenise(self, rows: Sequence[tuple[Dialog, list[Run]]]) -> Iterator[Datum]:
         try:
-            encoded = iter(self.encode([text for row in rows for text, _ in row.runs]))
+            encoded = iter(self.encode([text for _, runs in rows for text, _ in runs]))
         except (TypeError, UnicodeEncodeError):
-            for row in rows:
-                name_bad_text(row)
+            for dialog, runs in rows:
+                name_bad_text(dialog.id, runs)
             raise
-        for row in rows:
-            runs = [(next(encoded), text, trained) for text, trained in row.runs]
-            self.check_sayable([(ids, text) for ids, text, trained in runs if trained], row.where)
-            lengths = [len(ids) for ids, _, _ in runs]
-            ids = np.array([i for run, _, _ in runs for i in run], np.int32)
-            mask = np.repeat(np.array([trained for _, _, trained in runs], bool), lengths)
+        for dialog, runs in rows:
+            ids = [next(encoded) for _ in runs]
+            said = [(run, text) for run, (text, trained) in zip(ids, runs, strict=True) if trained]
+            self.check_sayable(said, dialog.id)
+            mask = np.repeat(np.array([trained for _, trained in runs], bool), [*map(len, ids)])
             if not mask.any():
-                raise RowError(
-                    row.where, "no token to train on: the dialog has no assistant message"
-                )
-            yield Datum(ids, mask, row.dialog.id, row.dialog.task_type)
+                raise RowError(dialog.id, "no token to train on: it has no assistant message")
+            flat = np.array([*chain.from_iterable(ids)], np.int32)
+            yield Datum(flat, mask, dialog.id, dialog.task_type)
 
     def check_sayable(self, runs: list[tuple[list[int], str]], where: str) -> None:
-        """Trained text must come back from its ids: some tokenizers drop characters they have no
-        token for."""
-        decoded = self.tokenizer.backend_tokenizer.decode_batch(
-            [ids for ids, _ in runs], skip_special_tokens=False
-        )
+        """Trained text must come back from its ids: some tokenizers drop characters."""
+        ids, backend = [run for run, _ in runs], self.tokenizer.backend_tokenizer
+        decoded = backend.decode_batch(ids, skip_special_tokens=False)
         for (_, text), said in zip(runs, decoded, strict=True):
-            wanted = self.unprotect(text)
-            if said != wanted:
+            if said != (wanted := self.unprotect(text)):
                 at = next((i for i, (a, b) in enumerate(zip(wanted, said)) if a != b), len(said))  # noqa: B905
                 raise RowError(where, f"the tokenizer cannot write {wanted[at : at + 1]!r}")
 
@@ -313,13 +260,11 @@ def choose_template(tokenizer: Any, template: str) -> str | None:
         return None
     if template == "model" or (template == "auto" and re.search(r"\btools\b", own)):
         if OPEN_CALL not in own and OPEN_CALL not in tokenizer.get_vocab():
-            raise SharpenError(
-                f"{tokenizer.name_or_path}: its chat template does not write calls as {OPEN_CALL}; "
-                "use template=hermes"
-            )
+            reason = f"its chat template does not write calls as {OPEN_CALL}; use template=hermes"
+            raise SharpenError(f"{tokenizer.name_or_path}: {reason}")
         return own
-    missing = [t for t in ("<|im_start|>", "<|im_end|>") if t not in special_tokens(tokenizer)]
-    if missing:
+    known = special_tokens(tokenizer)
+    if missing := [token for token in ("<|im_start|>", "<|im_end|>") if token not in known]:
         raise SharpenError(
             f"{tokenizer.name_or_path}: its chat template has no tools and its tokenizer lacks "
             f"{' and '.join(missing)}, which our template needs; add them as special tokens"
@@ -335,15 +280,13 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
 def encode_literally(tokenizer: Any, text: str) -> list[int]:
     """Special-token text as the characters it is made of."""
     ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-    specials = set(special_tokens(tokenizer).values())
-    if specials.intersection(ids):
+    if set(special_tokens(tokenizer).values()).intersection(ids):
         raise SharpenError(f"{tokenizer.name_or_path}: cannot encode {text!r} as plain text")
     return ids
 
 
 def check_segmentation(tokenizer: Any) -> None:
-    """Runs are tokenised apart; a tokenizer that puts a blank before each text would show it to the
-    model."""
+    """Runs are tokenised apart: a blank before each text would be shown to the model."""
     encode = functools.partial(tokenizer.encode, add_special_tokens=False)
     if encode("a\n") + encode("b") != encode("a\nb"):
         raise SharpenError(
@@ -385,18 +328,15 @@ def tools_block(tools: tuple[ToolSpec, ...]) -> str:
 
 
 def check_dialog(dialog: Dialog) -> None:
-    """What no template can say: an empty dialog, a late system message, call markers written as
-    text."""
+    """What no template can say: an empty dialog, a late system message, call markers as text."""
     if not dialog.messages:
         raise RowError(dialog.id, "the dialog has no messages")
     for index, message in enumerate(dialog.messages):
         if message.role == "system" and index:
             raise RowError(dialog.id, f"messages[{index}]: a system message can only stand first")
         if message.role == "assistant" and OPEN_CALL in message.content:
-            raise RowError(
-                dialog.id,
-                f"messages[{index}]: assistant text contains {OPEN_CALL}; use tool_calls for calls",
-            )
+            reason = f"assistant text contains {OPEN_CALL}; use tool_calls for calls"
+            raise RowError(dialog.id, f"messages[{index}]: {reason}")
 
 
 def not_append_only(index: int) -> str:
@@ -406,20 +346,15 @@ def not_append_only(index: int) -> str:
     )
 
 
-def name_bad_text(row: Rendered) -> None:
-    for text, _ in row.runs:
+def name_bad_text(where: str, runs: list[Run]) -> None:
+    for text, _ in runs:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise RowError(row.where, f"text that is not Unicode: {error.reason}") from None
+            raise RowError(where, f"text that is not Unicode: {error.reason}") from None
 
 
 def batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    batch: list[Any] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
         yield batch

@@ -91,8 +91,7 @@ def messages_from_wire(value: Any, where: str, key: str = "messages") -> tuple[M
 
 
 def message_from_wire(value: Any, where: str = "", at: str = "message") -> Message:
-    """One chat message. Content may be text, null, or a list of text parts; anything else is an
-    error."""
+    """One chat message. Its content may be text, null, or a list of text parts."""
     if not isinstance(value, dict):
         raise RowError(where, f"{at}: expected an object, found {type(value).__name__}")
     role = value.get("role")
@@ -144,8 +143,7 @@ def call_from_wire(value: Any, where: str = "", at: str = "tool_call") -> ToolCa
 
 
 def message_to_wire(message: Message, arguments_as_text: bool = False) -> Json:
-    """A Message → the chat format. A server wants arguments as JSON text; files and templates want
-    them as an object."""
+    """A Message → the chat format. A server wants arguments as JSON text, all others an object."""
     wire: Json = {"role": message.role, "content": message.content}
     calls = []
     for call in message.tool_calls:

@@ -117,8 +117,7 @@ class Worker:
         self.send(b"%08d" % (len(line) + 1) + line)
 
     def send(self, line: bytes) -> None:
-        """A line for the channel. A snippet that does not read it, or is gone, is found out by the
-        next `receive`."""
+        """A line for the channel. Whether it was read is found out by the next `receive`."""
         self.channel.settimeout(max(0.001, self.deadline - time.monotonic()))
         with contextlib.suppress(OSError):
             self.channel.sendall(line + b"\n")
@@ -159,8 +158,7 @@ class Worker:
         return bool(ready)
 
     def finish(self) -> SandboxResult:
-        """Let it come to its end, or to its limits, and collect. Its last line is its exit code,
-        written by its guard."""
+        """Let it end, or reach its limits, and collect. Its guard's last line is its exit code."""
         line = self.receive() or b""
         while not self.stopped and self.read(0):  # what it wrote before it ended
             pass
@@ -198,8 +196,7 @@ class Sandbox(contextlib.AbstractContextManager):
 
     A snippet sees `/usr` and the Python installation, read-only, and `paths`, from which it can
     import; its own `/tmp`; no network, no other process, no environment.
-    `mode="subprocess"` has the resource limits only: it keeps accidents in, not attacks.
-    """
+    `mode="subprocess"` has the resource limits only: it keeps accidents in, not attacks."""
 
     def __init__(
         self,
@@ -211,9 +208,8 @@ class Sandbox(contextlib.AbstractContextManager):
         if workers < 1 or mode not in ("bubblewrap", "subprocess"):
             raise SharpenError(f"sandbox: {workers} workers in mode {mode!r}")
         if mode == "subprocess":
-            warnings.warn(
-                "sandbox: subprocess mode does not keep code from files or network", stacklevel=2
-            )
+            weak = "sandbox: subprocess mode does not keep code from files or network"
+            warnings.warn(weak, stacklevel=2)
         elif not shutil.which("bwrap"):
             fix = "as root: make system, or apt-get install bubblewrap; mode='subprocess' is weaker"
             raise SharpenError(f"sandbox: bubblewrap is not here; {fix}")
@@ -246,8 +242,7 @@ class Sandbox(contextlib.AbstractContextManager):
 
     @contextlib.contextmanager
     def talk(self, code: str, limits: Limits | None = None) -> Iterator[Worker]:
-        """A running snippet to exchange lines with, on its file descriptor 3; it is killed at the
-        end of the block."""
+        """A snippet to exchange lines with, on its file descriptor 3; killed after the block."""
         with self.worker() as worker:
             worker.begin(limits or self.limits, code, True)
             yield worker
@@ -297,13 +292,11 @@ class Sandbox(contextlib.AbstractContextManager):
 
 
 def container(paths: Sequence[str], disk_bytes: int, uid: int) -> list[str]:
-    """Arguments of bwrap. Root keeps the right to become `uid` and nothing else; anyone else gets
-    a user namespace."""
+    """Arguments of bwrap. Root keeps the right to become `uid`; others get a user namespace."""
     line = "--unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try"
     line += " --die-with-parent --as-pid-1 --new-session --hostname sandbox --clearenv"
-    line += (
-        " --cap-drop ALL --cap-add CAP_SETUID --cap-add CAP_SETGID" if uid else " --unshare-user"
-    )
+    rights = "--cap-drop ALL --cap-add CAP_SETUID --cap-add CAP_SETGID" if uid else "--unshare-user"
+    line += f" {rights}"
     for top in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
         if os.path.islink(top):
             line += f" --symlink {os.readlink(top)} {top}"

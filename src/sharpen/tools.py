@@ -1,5 +1,4 @@
-"""Tools: a schema from a typed Python function, calls checked against schemas, and bounded
-execution.
+"""Tools: schemas from typed Python functions, calls checked against them, bounded execution.
 
 A call that is wrong, fails, hangs or answers with a gigabyte becomes a `ToolResult` with an error,
 never an exception: what a tool does is data for the policy and for the reward.
@@ -9,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import graphlib
 import importlib.util
 import inspect
 import json
@@ -29,9 +29,7 @@ from sharpen.types import Json, Message, SharpenError, ToolCall, ToolSpec
 
 TIMEOUT_S = 10.0
 MAX_RESULT_BYTES = 64 << 10
-MAX_STUCK = (
-    64  # threads cannot be killed; past this many hanging calls the process is no longer healthy
-)
+MAX_STUCK = 64  # threads cannot be killed; with more hanging calls the process is not healthy
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +40,13 @@ class ToolResult:
 
     def message(self, call: ToolCall) -> Message:
         """The tool message that answers `call`."""
-        content = json.dumps({"error": self.error, "message": self.content}, ensure_ascii=False)
-        return Message(
-            "tool", content if self.error else self.content, name=call.name, tool_call_id=call.id
-        )
+        failed = json.dumps({"error": self.error, "message": self.content}, ensure_ascii=False)
+        content = failed if self.error else self.content
+        return Message("tool", content, name=call.name, tool_call_id=call.id)
 
 
 class Tool:
-    """A Python function with its OpenAI schema. Calling it calls the function; `run` does so
-    checked and bounded."""
+    """A Python function with its OpenAI schema. `run` calls it checked and bounded."""
 
     def __init__(
         self,
@@ -88,20 +84,15 @@ class Tool:
 
 
 def tool(function: Callable[..., Any] | None = None, **settings: Any) -> Any:
-    """Make a typed, documented function a `Tool`: `@tool` or `@tool(name=…, timeout_s=…,
-    max_bytes=…)`."""
-    if function is not None:
-        return Tool(function)
-    return lambda wrapped: Tool(wrapped, **settings)
+    """Make a typed, documented function a `Tool`: `@tool`, or `@tool(…)` with its settings."""
+    return Tool(function) if function else functools.partial(Tool, **settings)
 
 
 def run_call(call: ToolCall, tools: Mapping[str, Tool]) -> ToolResult:
     """Execute one call among the tools on offer."""
-    if call.name not in tools:
-        return ToolResult(
-            f"there is no tool {call.name!r}; tools: {', '.join(tools)}", "unknown_tool"
-        )
-    return tools[call.name].run(call.arguments)
+    if call.name in tools:
+        return tools[call.name].run(call.arguments)
+    return ToolResult(f"there is no tool {call.name!r}; tools: {', '.join(tools)}", "unknown_tool")
 
 
 def load_tools(path: str | Path) -> dict[str, Tool]:
@@ -114,8 +105,7 @@ def load_tools(path: str | Path) -> dict[str, Tool]:
 
 
 def load_object(reference: str) -> Any:
-    """`file.py:name` → the object: how a user's own tools, rewards, environments and workflows plug
-    in."""
+    """`file.py:name` → the object: how a user's own tools, rewards and environments plug in."""
     file, colon, name = reference.rpartition(":")
     if not colon or not file.endswith(".py"):
         raise SharpenError(f"{reference!r}: expected file.py:name")
@@ -149,8 +139,7 @@ def load_module(path: str | Path) -> Any:
 
 
 def check_call(call: ToolCall, spec: ToolSpec) -> list[str]:
-    """Every complaint about a call's arguments against its tool's schema; empty when it is
-    valid."""
+    """Every complaint about a call's arguments by its tool's schema; none when it is valid."""
     try:
         validator = validator_for(json.dumps(spec.parameters, sort_keys=True))
     except (ValueError, RecursionError) as error:
@@ -165,11 +154,9 @@ def complaints(validator: Any, arguments: Json) -> list[str]:
         errors = [] if validator.is_valid(arguments) else list(validator.iter_errors(arguments))
     except (TypeError, ValueError, RecursionError) as error:
         return [f"not JSON: {first_line(error)}"]
-    problems = []
-    for error in errors:
-        at = ".".join(str(part) for part in error.instance_path)
-        problems.append(f"{at}: {error.message}" if at else error.message)
-    return problems
+    places = [".".join(map(str, error.instance_path)) for error in errors]
+    pairs = zip(places, errors, strict=True)
+    return [f"{at}: {error.message}" if at else error.message for at, error in pairs]
 
 
 def schema_problem(parameters: Json) -> str | None:
@@ -195,13 +182,10 @@ def recursive_ref(schema: Json) -> str | None:
                 target = target.get(part) if isinstance(target, dict) else None
             below[ref] = refs_in(target)
             waiting += below[ref]
-    for ref in below:
-        seen, todo = set[str](), list(below[ref])
-        while todo:
-            if (step := todo.pop()) == ref:
-                return ref
-            todo += [] if step in seen else below[step]
-            seen.add(step)
+    try:
+        graphlib.TopologicalSorter(below).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1][0]
     return None
 
 
@@ -221,11 +205,9 @@ def refs_in(schema: Any) -> list[str]:
 @functools.lru_cache(maxsize=4096)
 def validator_for(schema_text: str) -> Any:
     """A compiled validator. The linear-time regex engine cannot be made to hang by a pattern."""
+    schema, patterns = json.loads(schema_text), jsonschema_rs.RegexOptions()
     return jsonschema_rs.validator_for(
-        json.loads(schema_text),
-        retriever=refuse_remote,
-        pattern_options=jsonschema_rs.RegexOptions(),
-        validate_formats=True,
+        schema, retriever=refuse_remote, pattern_options=patterns, validate_formats=True
     )
 
 
@@ -258,8 +240,7 @@ def argument_model(function: Callable[..., Any]) -> type[BaseModel]:
 
 
 def parameters_schema(arguments: type[BaseModel]) -> Json:
-    """The model's JSON schema as function-calling models expect it: no titles, references put in
-    place."""
+    """The JSON schema as function-calling models expect it: no titles, references put in place."""
     schema = arguments.model_json_schema()
     definitions = schema.pop("$defs", {})
 
@@ -286,20 +267,14 @@ def parameters_schema(arguments: type[BaseModel]) -> Json:
 
 
 def split_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """A docstring's summary and its parameter descriptions (Google `Args:` or `:param x:`
-    style)."""
+    """A docstring's summary and its parameters (Google `Args:` or `:param x:` style)."""
     text = inspect.getdoc(function) or ""
     head = re.split(r"(?m)^\s*(?:Args|Arguments|Parameters|Returns|Raises|Yields):|^\s*:", text)[0]
-    described = {
-        match[1]: " ".join(match[2].split())
-        for match in re.finditer(r"(?ms)^\s*:param (\w+):\s*(.+?)(?=^\s*:|\Z)", text)
-    }
-    section = re.search(r"(?ms)^(?:Args|Arguments|Parameters):\n(.+?)(?=^\S|\Z)", text)
-    if section:
+    described = re.findall(r"(?ms)^\s*:param (\w+):\s*(.+?)(?=^\s*:|\Z)", text)
+    if section := re.search(r"(?ms)^(?:Args|Arguments|Parameters):\n(.+?)(?=^\S|\Z)", text):
         entry = r"(?ms)^ {2,8}(\w+)(?: *\([^)]*\))?:\s*(.+?)(?=^ {2,8}\w+(?: *\([^)]*\))?:|\Z)"
-        for match in re.finditer(entry, section[1]):
-            described[match[1]] = " ".join(match[2].split())
-    return " ".join(head.split()), described
+        described += re.findall(entry, section[1])
+    return " ".join(head.split()), {name: " ".join(about.split()) for name, about in described}
 
 
 # Bounded execution -----------------------------------------------------------------------------
@@ -308,11 +283,8 @@ _stuck: set[threading.Thread] = set()
 
 
 def call_with_limit(function: Callable[..., Any], values: Json, timeout_s: float) -> Any:
-    """Call in a daemon thread and wait so long; returns the value, or the exception that came.
-
-    A thread cannot be killed: a hanging call is left behind, counted, and past `MAX_STUCK` of them
-    the run stops. Code that is not trusted belongs in the sandbox, not here.
-    """
+    """Call in a daemon thread and wait so long; returns the value, or the exception that came. A
+    hanging call is left behind and counted. Code that is not trusted belongs in the sandbox."""
     _stuck.difference_update([t for t in _stuck if not t.is_alive()])
     if len(_stuck) >= MAX_STUCK:
         raise SharpenError(f"{len(_stuck)} tool calls hang at once; fix the tool or isolate it")
@@ -322,7 +294,7 @@ def call_with_limit(function: Callable[..., Any], values: Json, timeout_s: float
         try:
             value = function(**values)
             if inspect.isawaitable(value):
-                value = asyncio.run(finish_within(value, timeout_s))
+                value = asyncio.run(asyncio.wait_for(value, timeout_s))
             outcome.append(value)
         except BaseException as error:
             outcome.append(error)
@@ -336,13 +308,8 @@ def call_with_limit(function: Callable[..., Any], values: Json, timeout_s: float
     return outcome[0]
 
 
-async def finish_within(awaitable: Any, timeout_s: float) -> Any:
-    return await asyncio.wait_for(awaitable, timeout_s)
-
-
 def as_result(value: Any, max_bytes: int) -> ToolResult:
-    """A tool's return value as text: strings as they are, everything else as JSON, cut to
-    `max_bytes`."""
+    """A tool's return value as text: a string as it is, all else as JSON; cut to `max_bytes`."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
     try:

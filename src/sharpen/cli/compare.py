@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
+from sharpen.cli.shared import AsJson, Pairs, end_with
 from sharpen.types import SharpenError
 
 
 def compare(
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Settings of the comparison as key=value, such as settings.lora_r=16."),
-    ] = None,
-    method: Annotated[
-        list[str] | None, typer.Option(help="Only this one; may be repeated.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Model that every method starts from.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Runs of each method.", min=1)] = None,
-    config: Annotated[str | None, typer.Option(help="Settings: a YAML file.")] = None,
-    output: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/compare"),
-    quick: Annotated[bool, typer.Option(help="Toy model, dev loss: checks the plumbing.")] = False,
-    full: Annotated[bool, typer.Option(help="All seeds and the benchmark; the default.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object.")] = False,
+    overrides: Annotated[Pairs, Argument(help="key=value, such as settings.lora_r=16.")] = None,
+    method: Annotated[list[str] | None, Option(help="Only this one; may be repeated.")] = None,
+    model: Annotated[str | None, Option(help="Model that every method starts from.")] = None,
+    seeds: Annotated[int | None, Option(help="Runs of each method.", min=1)] = None,
+    config: Annotated[str | None, Option(help="Settings: a YAML file.")] = None,
+    output: Annotated[Path, Option(help="Folder of the runs.")] = Path("runs/compare"),
+    quick: Annotated[bool, Option(help="Toy model, dev loss: checks the plumbing.")] = False,
+    full: Annotated[bool, Option(help="All seeds and the benchmark; the default.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train each method and show them side by side. The same command goes on where it stopped.
 
-    Example: sharpen compare --quick --output runs/compare
-    """
+    Example: sharpen compare --quick --output runs/compare"""
     from sharpen.config import load_yaml, parse_config
     from sharpen.evals.compare import QUICK_STAMP, CompareConfig, Comparison, flat_row, quick_config
 
@@ -50,8 +44,7 @@ def compare(
     for row in rows:
         print("  ".join(f"{key} {shown(value)}" for key, value in flat_row(row).items()))
     print(f"report: {output / 'report.html'}")
-    if as_json:
-        print(json.dumps({"output": str(output), "rows": rows}))
+    end_with({"output": str(output), "rows": rows}, as_json)
 
 
 def shown(value: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -12,12 +11,12 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from sharpen.cli.shared import AsJson, end_with
 from sharpen.types import SharpenError
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Check, preview and measure dialogs."
 )
-AsJson = Annotated[bool, Option("--json", help="Print one JSON object on the last line.")]
 Files = Annotated[list[Path], Argument(help="JSONL files of rows.")]
 
 
@@ -34,17 +33,17 @@ def build(
 ) -> None:
     """Build agent_tools, agent_sft and agent_benchmark. Own Python tools are really executed.
 
-    Example: sharpen data build --out data --seed 0
-    """
+    Example: sharpen data build --out data --seed 0"""
     from sharpen.data.generate.build import Sizes, build_data
     from sharpen.data.sources import data_folder
 
     if tools is not None:
         from sharpen.data.generate.own import build_own
+        from sharpen.evals.subjects import load
 
         if out is None:
             raise SharpenError("--tools needs --out: own sets do not replace the built ones")
-        manifest = build_own(tools, out, seed, rows, load_policy(phrase_with))
+        manifest = build_own(tools, out, seed, rows, load(phrase_with) if phrase_with else None)
     elif phrase_with:
         raise SharpenError("--phrase-with words requests for --tools, which is missing")
     else:
@@ -55,18 +54,8 @@ def build(
     for name, reason in manifest.get("left_out", {}).items():
         print(f"left out: {name}: {reason}")
     print(f"built {sum(manifest['rows'].values())} rows in {out}")
-    if as_json:
-        shown = {key: manifest[key] for key in ("seed", "rows", "files")}
-        print(json.dumps({"out": str(out)} | shown))
-
-
-def load_policy(model: str | None) -> Any:
-    if model is None:
-        return None
-    from sharpen.models.load import ModelConfig
-    from sharpen.policy.local import LocalPolicy
-
-    return LocalPolicy.load(ModelConfig(base_model=model))
+    shown = {key: manifest[key] for key in ("seed", "rows", "files")}
+    end_with({"out": str(out)} | shown, as_json)
 
 
 @app.command("import")
@@ -79,16 +68,14 @@ def import_(
 ) -> None:
     """Convert a foreign file into dialogs, tasks or preference pairs.
 
-    Example: sharpen data import auto glaive_toolcall_en.json dialogs.jsonl
-    """
+    Example: sharpen data import auto glaive_toolcall_en.json dialogs.jsonl"""
     from sharpen.data.importing import import_file
 
     report = import_file(format, path, out, limit)
     print(f"{report.format}: read {report.read}, kept {report.kept}", end=", ")
     print(f"quarantined {report.quarantined}; {report.rows} rows in {out}")
     show_reasons(report.reasons)
-    if as_json:
-        print(json.dumps(vars(report) | {"out": str(out)}))
+    end_with(vars(report) | {"out": str(out)}, as_json)
 
 
 @app.command()
@@ -101,8 +88,7 @@ def check(
 ) -> None:
     """Validate every row and every call; exit 1 when something is wrong.
 
-    Example: sharpen data check --splits train.jsonl dev.jsonl test.jsonl
-    """
+    Example: sharpen data check --splits train.jsonl dev.jsonl test.jsonl"""
     result: dict[str, Any] = {"files": [check_one(file, show, quarantine) for file in files]}
     if splits:
         from sharpen.data.overlap import compare, leaks_in
@@ -116,8 +102,7 @@ def check(
         for name, ratio in found["distinct"].items():
             print(f"{name}: {ratio:.1%} distinct with values masked")
         print("\n".join(f"leak: {leak}" for leak in result["leaks"]) or "splits: no leak")
-    if as_json:
-        print(json.dumps(result, ensure_ascii=False))
+    end_with(result, as_json)
     if result.get("leaks") or any(report["bad"] for report in result["files"]):
         raise typer.Exit(1)
 
@@ -160,8 +145,7 @@ def stats(
 ) -> None:
     """Measure what the rows teach, against the agent-training checklist.
 
-    Example: sharpen data stats agent_sft/train.jsonl
-    """
+    Example: sharpen data stats agent_sft/train.jsonl"""
     from sharpen.data.check import measure
 
     found = [measure(file) for file in files]
@@ -173,8 +157,7 @@ def stats(
             bound = f"≥ {line['least']:.0%}" if "least" in line else f"≤ {line['most']:.0%}"
             verdict = "pass" if line["passed"] else "FAIL"
             print(f"  {verdict}  {line['name']:16} {line['value']:7.1%}  ({bound})")
-    if as_json:
-        print(json.dumps({"files": found}, ensure_ascii=False))
+    end_with({"files": found}, as_json)
     if strict and not all(line["passed"] for one in found for line in one["checklist"]):
         raise typer.Exit(1)
 
@@ -190,8 +173,7 @@ def preview(
 ) -> None:
     """Show a row with its trained tokens coloured, or between ⟦ and ⟧ where there is no colour.
 
-    Example: sharpen data preview train.jsonl --row 3
-    """
+    Example: sharpen data preview train.jsonl --row 3"""
     from itertools import groupby, islice
 
     from rich.console import Console
@@ -221,5 +203,4 @@ def preview(
     console.print(shown)
     count, length = int(datum.mask.sum()), len(datum.ids)
     print(f"{found.where}: {length} tokens, {count} carry loss ({count / length:.0%})")
-    if as_json:
-        print(json.dumps({"where": found.where, "tokens": length, "trained": count}))
+    end_with({"where": found.where, "tokens": length, "trained": count}, as_json)

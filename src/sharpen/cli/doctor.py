@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import platform
 import shutil
 import sys
 from dataclasses import asdict, dataclass
-from typing import Annotated
 
 import typer
+
+from sharpen.cli.shared import AsJson, end_with
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,42 +21,37 @@ class Check:
     fix: str = ""
 
 
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object.")] = False,
-) -> None:
+def doctor(as_json: AsJson = False) -> None:
     """Check this machine: Python, torch build, GPU, packages, sandbox, browser, model, disk.
 
-    Example: sharpen doctor
-    """
+    Example: sharpen doctor"""
     checks = [*core_checks(), *feature_checks()]
     for check in checks:
         mark = {"ok": "ok     ", "missing": "MISSING", "absent": "absent "}[check.state]
         print(f"{mark} {check.name:<14} {check.found}" + (f"  → {check.fix}" if check.fix else ""))
-    if as_json:
-        print(json.dumps({"checks": [asdict(check) for check in checks]}))
+    end_with({"checks": [asdict(check) for check in checks]}, as_json)
     if any(check.state == "missing" for check in checks):
         raise typer.Exit(1)
+
+
+def checked(name: str, good: object, found: str, fix: str, otherwise: str = "absent") -> Check:
+    return Check(name, "ok" if good else otherwise, found, "" if good else fix)
 
 
 def core_checks() -> list[Check]:
     from sharpen.records import cache_folder, version
 
-    checks = [Check("python", "ok", platform.python_version())]
-    if not (3, 11) <= sys.version_info[:2] <= (3, 12):
-        fix = "use Python 3.11 or 3.12"
-        checks[0] = Check("python", "missing", platform.python_version(), fix)
-    checks.append(torch_check())
+    supported = (3, 11) <= sys.version_info[:2] <= (3, 12)
+    fix, found = "use Python 3.11 or 3.12", platform.python_version()
+    checks = [checked("python", supported, found, fix, "missing"), torch_check()]
     for package in ("transformers", "peft", "accelerate", "safetensors", "jsonschema-rs", "gguf"):
-        found = version(package)
-        fix = "" if found else f"pip install {package}"
-        checks.append(Check(package, "ok" if found else "missing", found or "not installed", fix))
+        here, fix = version(package), f"pip install {package}"
+        checks.append(checked(package, here, here or "not installed", fix, "missing"))
     place = cache_folder()
     nearest = next(p for p in (place, *place.parents) if p.exists())
     free = shutil.disk_usage(nearest).free / (1 << 30)
-    enough = free >= 2
-    fix = "" if enough else "free 2 GiB, or set SHARPEN_CACHE to a larger disk"
-    checks.append(Check("disk", "ok" if enough else "missing", f"{free:.0f} GiB free", fix))
-    return checks
+    fix = "free 2 GiB, or set SHARPEN_CACHE to a larger disk"
+    return [*checks, checked("disk", free >= 2, f"{free:.0f} GiB free", fix, "missing")]
 
 
 def torch_check() -> Check:
@@ -80,20 +75,15 @@ def feature_checks() -> list[Check]:
     from sharpen.models.find import MANIFEST, named_folder
 
     checks = []
-    for program, package, target in (
-        ("bwrap", "bubblewrap", "system"),
-        ("chromium", "chromium", "system-browser"),
-    ):
+    programs = ("bwrap", "bubblewrap", "system"), ("chromium", "chromium", "system-browser")
+    for program, package, target in programs:
         path = shutil.which(program)
-        fix = "" if path else f"as root: make {target}, or apt-get install {package}"
-        checks.append(Check(package, "ok" if path else "absent", path or "not found", fix))
+        fix = f"as root: make {target}, or apt-get install {package}"
+        checks.append(checked(package, path, path or "not found", fix))
     for module, extra in (("bitsandbytes", "gpu"), ("liger_kernel", "gpu"), ("ray", "ray")):
         here = importlib.util.find_spec(module) is not None
-        fix = "" if here else f"pip install 'sharpen[{extra}]'"
         found = "installed" if here else "not installed"
-        checks.append(Check(module, "ok" if here else "absent", found, fix))
+        checks.append(checked(module, here, found, f"pip install 'sharpen[{extra}]'"))
     here = (named_folder("smollm2-135m") / MANIFEST).is_file()
-    fix = "" if here else "sharpen models pull smollm2-135m"
-    found = "pulled" if here else "not pulled"
-    checks.append(Check("smollm2-135m", "ok" if here else "absent", found, fix))
-    return checks
+    found, fix = "pulled" if here else "not pulled", "sharpen models pull smollm2-135m"
+    return [*checks, checked("smollm2-135m", here, found, fix)]

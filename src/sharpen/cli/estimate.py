@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
+
+from sharpen.cli.shared import AsJson, Pairs, end_with
 
 
 def estimate(
-    recipe: Annotated[str | None, typer.Argument(help="A preset or recipe: file or name.")] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="key=value settings, such as batch_size=8.")
-    ] = None,
-    table: Annotated[bool, typer.Option("--table", help="The specification's table 6.1.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object.")] = False,
+    recipe: Annotated[str | None, Argument(help="A preset or recipe: file or name.")] = None,
+    overrides: Annotated[Pairs, Argument(help="key=value settings, such as batch_size=8.")] = None,
+    table: Annotated[bool, Option("--table", help="The specification's table 6.1.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Parameters, memory by part, tokens and a guess at the time.
 
-    Example: sharpen estimate production batch_size=8
-    """
+    Example: sharpen estimate production batch_size=8"""
     from sharpen.config import load_yaml
     from sharpen.pipeline import recipe_path
     from sharpen.types import SharpenError
@@ -33,8 +31,7 @@ def estimate(
         values = load_yaml(recipe_path(recipe), overrides or [])
         staged = isinstance(values, dict) and "stages" in values
         rows = recipe_rows(recipe, overrides or []) if staged else [preset_row(recipe, values)]
-    if as_json:
-        print(json.dumps({"estimates": rows}))
+    end_with({"estimates": rows}, as_json)
 
 
 def preset_row(name: str, values: Any) -> dict:
@@ -42,10 +39,8 @@ def preset_row(name: str, values: Any) -> dict:
     from sharpen.models.estimate import Preset, estimate
 
     preset = parse_config(Preset, values, name)
-    found = estimate(preset)
     how = f"LoRA r={preset.lora_r}" if preset.lora_r else "full fine-tuning"
-    show(f"{name}: {preset.base_model}, {preset.method}, {how}", found)
-    return asdict(found) | {"name": name, "total_gib": found.total_gib}
+    return shown(f"{name}: {preset.base_model}, {preset.method}, {how}", name, estimate(preset))
 
 
 def recipe_rows(name: str, overrides: list[str]) -> list[dict]:
@@ -60,8 +55,8 @@ def recipe_rows(name: str, overrides: list[str]) -> list[dict]:
         if isinstance(stage, EvaluateStage):
             tokens = tasks * (256 + stage.max_tokens)  # a starter prompt has at most 256 tokens
             found = inference(stage.model, tasks, tokens, stage.batch_size)
-            show(f"{recipe.name}, {stage_name(stage)}: {stage.model}", found)
-            rows.append(asdict(found) | {"name": stage_name(stage), "total_gib": found.total_gib})
+            name = stage_name(stage)
+            rows.append(shown(f"{recipe.name}, {name}: {stage.model}", name, found))
     return rows
 
 
@@ -71,42 +66,25 @@ def spec_table() -> list[dict]:
 
     from sharpen.models.estimate import SPEC_TABLE, estimate
 
-    shown = Table(
-        "stage", "cards", "data", "memory: spec", "kept / recomputed", "time: spec", "ours"
-    )
-    rows = []
+    heads = ("stage", "cards", "data", "memory: spec", "kept / recomputed", "time: spec", "ours")
+    shown, rows = Table(*heads), []
     for stage, data, spec_gb, spec_hours, preset in SPEC_TABLE:
         kept = estimate(preset)
         less = estimate(preset.model_copy(update={"gradient_checkpointing": True}))
-        memory = f"{kept.total_gib * preset.cards:.0f} / {less.total_gib * preset.cards:.0f} GiB"
-        cards = f"{preset.cards} × {preset.card}"
-        shown.add_row(
-            stage,
-            cards,
-            data,
-            f"~{spec_gb:g} GB",
-            memory,
-            f"~{spec_hours:g} h",
-            f"{kept.hours:.1f} h",
-        )
-        rows.append(
-            {
-                "stage": stage,
-                "spec_gb": spec_gb,
-                "gib": kept.total_gib * preset.cards,
-                "gib_checkpointing": less.total_gib * preset.cards,
-                "spec_hours": spec_hours,
-                "hours": kept.hours,
-            }
-        )
+        gib, gib_less = (found.total_gib * preset.cards for found in (kept, less))
+        memory = f"~{spec_gb:g} GB", f"{gib:.0f} / {gib_less:.0f} GiB"
+        hours = f"~{spec_hours:g} h", f"{kept.hours:.1f} h"
+        shown.add_row(stage, f"{preset.cards} × {preset.card}", data, *memory, *hours)
+        row = {"stage": stage, "spec_gb": spec_gb, "gib": gib, "gib_checkpointing": gib_less}
+        rows.append(row | {"spec_hours": spec_hours, "hours": kept.hours})
     Console().print(shown)
-    print(
-        "kept / recomputed: activations kept for the backward pass, or gradient_checkpointing=true"
-    )
+    recomputed = "or gradient_checkpointing=true"
+    print(f"kept / recomputed: activations kept for the backward pass, {recomputed}")
     return rows
 
 
-def show(title: str, found: Any) -> None:
+def shown(title: str, name: str, found: Any) -> dict:
+    """Print an estimate; its row of the JSON object."""
     print(title)
     share = f" ({found.trainable / found.parameters:.2%} trained)" if found.trainable else ""
     print(f"  parameters   {found.parameters:>16,}{share}")
@@ -117,3 +95,4 @@ def show(title: str, found: Any) -> None:
     hours = f"{found.hours:.1f} h" if found.hours >= 1 else f"{found.hours * 60:.0f} min"
     print(f"  tokens       {found.tokens:>16,}, about {hours}")
     print(f"  {found.note}")
+    return asdict(found) | {"name": name, "total_gib": found.total_gib}

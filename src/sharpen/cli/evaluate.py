@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
+
+from sharpen.cli.shared import AsJson, Pairs, end_with
 
 Model = Annotated[
-    str, typer.Option(help="Folder, run, adapter, name, http://host/v1#model, baseline:gold.")
+    str, Option(help="Folder, run, adapter, name, http://host/v1#model, baseline:gold.")
 ]
-Benchmark = Annotated[str, typer.Option(help="agent_benchmark:test, bfcl:PATH, needle:8000 ...")]
-Metrics = Annotated[str, typer.Option(help="Names with commas; the benchmark's own by default.")]
-Perturb = Annotated[str, typer.Option(help="rename, shuffle, distract; with commas.")]
-Compare = Annotated[Path | None, typer.Option(help="Folder of another evaluation of the items.")]
-Output = Annotated[Path | None, typer.Option(help="Folder of the items and results.")]
+Benchmark = Annotated[str, Option(help="agent_benchmark:test, bfcl:PATH, needle:8000 ...")]
 
 
 def evaluate(
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Any setting as key=value, such as seed=1.")
-    ] = None,
+    overrides: Annotated[Pairs, Argument(help="Any setting as key=value, such as seed=1.")] = None,
     model: Model = "smollm2-135m",
     benchmark: Benchmark = "agent_benchmark:test",
-    metrics: Metrics = "",
-    limit: Annotated[int, typer.Option(help="So many items; 0 is all.", min=0)] = 0,
-    perturb: Perturb = "",
-    compare: Compare = None,
-    output: Output = None,
-    general: Annotated[bool, typer.Option(help="Also the fixed set without tools.")] = True,
-    user: Annotated[str, typer.Option(help="The model that plays the user (tau, tau2).")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object.")] = False,
+    metrics: Annotated[str, Option(help="Names with commas; the benchmark's own by default.")] = "",
+    limit: Annotated[int, Option(help="So many items; 0 is all.", min=0)] = 0,
+    perturb: Annotated[str, Option(help="rename, shuffle, distract; with commas.")] = "",
+    compare: Annotated[Path | None, Option(help="Another evaluation of the items: folder.")] = None,
+    output: Annotated[Path | None, Option(help="Folder of the items and results.")] = None,
+    general: Annotated[bool, Option(help="Also the fixed set without tools.")] = True,
+    user: Annotated[str, Option(help="The model that plays the user (tau, tau2).")] = "",
+    as_json: AsJson = False,
 ) -> None:
     """Measure a model. The same command goes on with an evaluation that was stopped.
 
-    Example: sharpen evaluate --model runs/sft --metrics tool_accuracy,plan_success,efficiency
-    """
+    Example: sharpen evaluate --model runs/sft --metrics tool_accuracy,plan_success,efficiency"""
     from sharpen.config import load_yaml
     from sharpen.evals.evaluator import AgentTrainingEvaluator
 
@@ -47,8 +41,7 @@ def evaluate(
     judge.evaluate(model, metrics=names(metrics) or None, compare=compare)
     show(judge.results)
     print(f"items and results: {judge.output}")
-    if as_json:
-        print(json.dumps({"output": str(judge.output), **judge.results}))
+    end_with({"output": str(judge.output), **judge.results}, as_json)
 
 
 def names(text: str) -> list[str]:

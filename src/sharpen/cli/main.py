@@ -25,10 +25,7 @@ VERBS = {
     "estimate": ("sharpen.cli.estimate:estimate", "Parameters, memory and time of a recipe."),
     "merge": ("sharpen.cli.merge:app", "Merge models, adapters and task vectors."),
     "reward": ("sharpen.cli.reward:app", "Try rewards on rows, with their breakdown."),
-    "doctor": (
-        "sharpen.cli.doctor:doctor",
-        "What this machine has, what is missing, how to get it.",
-    ),
+    "doctor": ("sharpen.cli.doctor:doctor", "What this machine has, and how to get the rest."),
 }
 
 # typer brings its own copy of click since 0.26; its exceptions are found through a public one
@@ -73,11 +70,7 @@ app = typer.Typer(
     help="Turn a set of tools and a pile of dialogs into a trained, tested, served model.",
     epilog="Example: sharpen run quickstart --out runs/quickstart",
 )
-
-
-@app.callback()
-def root() -> None:
-    pass
+app.callback()(lambda: None)  # verbs are found by the group, not registered
 
 
 def main() -> None:

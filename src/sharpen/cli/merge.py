@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from sharpen.cli.groups import DefaultGroup
+from sharpen.cli.shared import AsJson, DefaultGroup, Pairs, end_with
 from sharpen.types import Json, SharpenError
 
 app = typer.Typer(
@@ -24,41 +24,29 @@ app = typer.Typer(
     epilog="Example: sharpen merge recipe.yaml merged/",
 )
 
-Recipe = Annotated[Path, typer.Argument(help="A merge recipe: mergekit's YAML.")]
-Out = Annotated[Path, typer.Argument(help="Folder of the merged model.")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="Override: parameters.density=0.3")
-]
-Seed = Annotated[int, typer.Option(help="Seed of the methods that draw (DARE, DELLA).")]
-Workers = Annotated[int, typer.Option(help="Processes; 0 is one a core, 8 at most.")]
-Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1 ...")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")]
-Overwrite = Annotated[bool, typer.Option(help="Replace OUT if it exists.")]
-Size = Annotated[float, typer.Option(help="Largest size of an output file, in GB.")]
-Evaluate = Annotated[
-    str | None, typer.Option(help="A JSONL file of tasks, or file.py:function(folder).")
-]
-Dev = Annotated[str | None, typer.Option(help="JSONL file of dialogs: find the lowest loss.")]
-Objective = Annotated[str | None, typer.Option(help="Or file.py:function(folder) -> float.")]
+Recipe = Annotated[Path, Argument(help="A merge recipe: mergekit's YAML.")]
+Out = Annotated[Path, Argument(help="Folder of the merged model.")]
+Seed = Annotated[int, Option(help="Seed of the methods that draw (DARE, DELLA).")]
+Device = Annotated[str, Option(help="Where to compute: cpu, cuda, cuda:1 ...")]
+Evaluate = Annotated[str | None, Option(help="A JSONL file of tasks, or file.py:function(folder).")]
 
 
 @app.command()
 def run(
     config: Recipe,
     out: Out,
-    set_: Settings = None,
+    set_: Annotated[Pairs, Option("--set", help="Override: parameters.density=0.3")] = None,
     seed: Seed = 0,
     device: Device = "cpu",
-    workers: Workers = 0,
-    shard_gb: Size = 5.0,
-    overwrite: Overwrite = False,
+    workers: Annotated[int, Option(help="Processes; 0 is one a core, 8 at most.")] = 0,
+    shard_gb: Annotated[float, Option(help="Largest size of an output file, in GB.")] = 5.0,
+    overwrite: Annotated[bool, Option(help="Replace OUT if it exists.")] = False,
     evaluate: Evaluate = None,
     as_json: AsJson = False,
 ) -> None:
     """Merge models as a recipe says.
 
-    Example: sharpen merge recipe.yaml merged/ --set parameters.density=0.3
-    """
+    Example: sharpen merge recipe.yaml merged/ --set parameters.density=0.3"""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the processes are ours
     score = evaluate and scorer(evaluate, "sharpen.evals.abilities", "evaluate_abilities")
     from sharpen.merge.recipe import load_recipe
@@ -75,18 +63,17 @@ def run(
 def search(
     config: Recipe,
     out: Out,
-    dev: Dev = None,
-    objective: Objective = None,
-    trials: Annotated[int, typer.Option(help="How many merges to try.")] = 20,
-    minimize: Annotated[bool, typer.Option(help="The lower the better, as for a loss.")] = False,
+    dev: Annotated[str | None, Option(help="JSONL file of dialogs: find the lowest loss.")] = None,
+    objective: Annotated[str | None, Option(help="Or file.py:function(folder) -> float.")] = None,
+    trials: Annotated[int, Option(help="How many merges to try.")] = 20,
+    minimize: Annotated[bool, Option(help="The lower the better, as for a loss.")] = False,
     seed: Seed = 0,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Search a recipe's weights and densities for the best objective; OUT keeps the best model.
 
-    Example: sharpen merge search recipe.yaml best/ --dev dev.jsonl --trials 30
-    """
+    Example: sharpen merge search recipe.yaml best/ --dev dev.jsonl --trials 30"""
     if (dev is None) == (objective is None):
         raise SharpenError("merge search: give --dev FILE or --objective file.py:function")
     function = scorer(dev or str(objective), "sharpen.train.scoring", "dev_loss")
@@ -101,16 +88,15 @@ def search(
 
 @app.command()
 def adapters(
-    folders: Annotated[list[Path], typer.Argument(help="LoRA adapter folders.")],
-    out: Annotated[Path, typer.Option(help="Folder of the merged adapter.")],
-    rank: Annotated[int, typer.Option(help="Rank of the result.")] = 16,
-    weight: Annotated[list[float] | None, typer.Option(help="One for each adapter.")] = None,
+    folders: Annotated[list[Path], Argument(help="LoRA adapter folders.")],
+    out: Annotated[Path, Option(help="Folder of the merged adapter.")],
+    rank: Annotated[int, Option(help="Rank of the result.")] = 16,
+    weight: Annotated[list[float] | None, Option(help="One for each adapter.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Merge LoRA adapters of one base into one, by SVD.
 
-    Example: sharpen merge adapters math/ code/ --out both/ --rank 16 --weight 0.6 --weight 0.4
-    """
+    Example: sharpen merge adapters math/ code/ --out both/ --rank 16 --weight 0.6 --weight 0.4"""
     from sharpen.merge.adapters import merge_adapters
 
     show(merge_adapters(folders, out, rank, weight), as_json)
@@ -118,16 +104,14 @@ def adapters(
 
 @app.command()
 def vector(
-    base: Annotated[Path, typer.Argument(help="The base model.")],
-    tuned: Annotated[str, typer.Argument(help="The fine-tuned model, or base+adapter.")],
-    out: Annotated[Path, typer.Argument(help="The file to write, .safetensors.")],
+    base: Annotated[Path, Argument(help="The base model.")],
+    tuned: Annotated[str, Argument(help="The fine-tuned model, or base+adapter.")],
+    out: Annotated[Path, Argument(help="The file to write, .safetensors.")],
     as_json: AsJson = False,
 ) -> None:
-    """Write what fine-tuning changed as a task vector; `base+vector.safetensors` is a model in any
-    recipe.
+    """Write a tuning as a task vector; `base+vector.safetensors` is a model in any recipe.
 
-    Example: sharpen merge vector base/ math/ math-vector.safetensors
-    """
+    Example: sharpen merge vector base/ math/ math-vector.safetensors"""
     from sharpen.merge.adapters import open_reference
     from sharpen.merge.vectors import write_task_vector
 
@@ -152,9 +136,7 @@ def scorer(place: str, module: str, name: str) -> Callable[[Path], Any]:
 def show(report: Json, as_json: bool) -> None:
     for note in report.get("notes", []):
         print(f"note: {note}", file=sys.stderr)
-    if as_json:
-        print(json.dumps(report, ensure_ascii=False))
-        return
+    end_with(report, as_json)
     for key, value in report.items():
-        if key != "notes":
+        if key != "notes" and not as_json:
             print(f"{key}: {value}")

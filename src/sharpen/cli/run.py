@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
+
+from sharpen.cli.shared import AsJson, Pairs, end_with
 
 
 def run(
-    recipe: Annotated[str, typer.Argument(help="A recipe file, or a shipped recipe's name.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="key=value settings, such as model=pico.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; runs/NAME by default.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object.")] = False,
+    recipe: Annotated[str, Argument(help="A recipe file, or a shipped recipe's name.")],
+    overrides: Annotated[Pairs, Argument(help="key=value settings, such as model=pico.")] = None,
+    out: Annotated[Path | None, Option(help="Run folder; runs/NAME by default.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run a recipe: typed stages in order, finished ones skipped.
 
-    Example: sharpen run quickstart model=pico --out runs/try
-    """
+    Example: sharpen run quickstart model=pico --out runs/try"""
     from sharpen.pipeline import load_recipe, run_recipe
 
     loaded = load_recipe(recipe, overrides or [])
@@ -30,8 +28,7 @@ def run(
     for line in gains(results):
         print(line)
     print(f"results: {folder / 'results.json'}")
-    if as_json:
-        print(json.dumps({"path": str(folder), "results": results}))
+    end_with({"path": str(folder), "results": results}, as_json)
 
 
 def gains(results: dict[str, dict]) -> list[str]:

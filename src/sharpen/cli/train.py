@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
+
+from sharpen.cli.shared import AsJson, Pairs, end_with
 
 app = typer.Typer(no_args_is_help=True, help="Train a model.")
 # flag → its setting
@@ -34,25 +36,25 @@ def train() -> None:
 def train_by(
     context: typer.Context,
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Any setting as key=value, such as lora_r=16.")
+        Pairs, Argument(help="Any setting as key=value, such as lora_r=16.")
     ] = None,
-    config: Annotated[str | None, typer.Option(help="Settings: a YAML file, or a preset.")] = None,
-    base_model: Annotated[str | None, typer.Option(help="Model to train.")] = None,
-    data: Annotated[str | None, typer.Option(help="agent_sft:train, or a JSONL file.")] = None,
-    dev_data: Annotated[str | None, typer.Option(help="agent_sft:dev, or a JSONL file.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Run folder; else runs/VERB.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="Stop after so many steps.")] = None,
-    save_steps: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of order, dropout and weights.")] = None,
-    task_weights: Annotated[str | None, typer.Option(help="sft: JSON, task type → share.")] = None,
-    sft_model: Annotated[str | None, typer.Option(help="Model or run to go on from.")] = None,
-    beta: Annotated[float | None, typer.Option(help="Weight of the reference.")] = None,
-    num_samples: Annotated[int | None, typer.Option(help="Answers sampled for each task.")] = None,
-    group_size: Annotated[int | None, typer.Option(help="grpo: samples of a task.")] = None,
-    reward: Annotated[str | None, typer.Option(help="grpo, ppo: a name, or file.py:name.")] = None,
-    force: Annotated[bool, typer.Option(help="grpo, ppo: start below the gate.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object.")] = False,
+    config: Annotated[str | None, Option(help="Settings: a YAML file, or a preset.")] = None,
+    base_model: Annotated[str | None, Option(help="Model to train.")] = None,
+    data: Annotated[str | None, Option(help="agent_sft:train, or a JSONL file.")] = None,
+    dev_data: Annotated[str | None, Option(help="agent_sft:dev, or a JSONL file.")] = None,
+    output: Annotated[Path | None, Option(help="Run folder; else runs/VERB.")] = None,
+    epochs: Annotated[int | None, Option(help="Passes over the data.")] = None,
+    max_steps: Annotated[int | None, Option(help="Stop after so many steps.")] = None,
+    save_steps: Annotated[int | None, Option(help="Steps between checkpoints.")] = None,
+    seed: Annotated[int | None, Option(help="Seed of order, dropout and weights.")] = None,
+    task_weights: Annotated[str | None, Option(help="sft: JSON, task type → share.")] = None,
+    sft_model: Annotated[str | None, Option(help="Model or run to go on from.")] = None,
+    beta: Annotated[float | None, Option(help="Weight of the reference.")] = None,
+    num_samples: Annotated[int | None, Option(help="Answers sampled for each task.")] = None,
+    group_size: Annotated[int | None, Option(help="grpo: samples of a task.")] = None,
+    reward: Annotated[str | None, Option(help="grpo, ppo: a name, or file.py:name.")] = None,
+    force: Annotated[bool, Option(help="grpo, ppo: start below the gate.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     import sharpen
     from sharpen.config import parse_config
@@ -73,8 +75,7 @@ def train_by(
     output = output or Path("runs") / verb
     figures = trainer(parse_config(kind, values, f"train {verb}"), output).train()
     print(f"done: {output / 'final'}")
-    if as_json:
-        print(json.dumps({"path": str(output / "final"), **figures}))
+    end_with({"path": str(output / "final"), **figures}, as_json)
 
 
 for verb, (*_, what) in METHODS.items():

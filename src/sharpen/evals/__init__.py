@@ -1,2 +1,1 @@
-"""Evaluation: tasks → a policy's answers → scores by the same rewards that train → figures with
-intervals."""
+"""Evaluation: tasks → answers → scores by the rewards that train → figures with intervals."""

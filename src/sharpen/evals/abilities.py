@@ -13,8 +13,7 @@ from sharpen.evals.benchmarks import load_benchmark
 from sharpen.evals.evaluator import AgentTrainingEvaluator, EvaluateOptions, evaluate
 from sharpen.evals.intervals import bootstrapped, paired
 from sharpen.evals.items import Suite
-from sharpen.models.load import ModelConfig
-from sharpen.policy.local import LocalPolicy
+from sharpen.evals.subjects import load
 from sharpen.records import read_jsonl
 from sharpen.rewards.calls import CallReward
 from sharpen.rewards.judge import Judge
@@ -43,7 +42,7 @@ def evaluate_abilities(model: str | Path, tasks: str | Path, max_tokens: int = 1
         by_kind.setdefault(task.kind or "call", []).append(task)
     if not by_kind:
         raise SharpenError(f"{tasks}: no tasks")
-    policy = LocalPolicy.load(ModelConfig(base_model=str(model)))
+    policy = load(str(model))
     found, right, count = {}, 0.0, 0
     for kind, items in sorted(by_kind.items()):
         outcome = evaluate(policy, items, CallReward(), Sampling(max_tokens), title=kind)

@@ -21,19 +21,7 @@ from sharpen.rewards.graphs import write_plan
 from sharpen.rewards.trajectory import words
 from sharpen.rewards.verifiable import VERIFIERS
 from sharpen.rows import call_from_wire
-from sharpen.types import (
-    Dialog,
-    Json,
-    Message,
-    Policy,
-    RowError,
-    Sampling,
-    StopReason,
-    Task,
-    ToolCall,
-    ToolSpec,
-    Turn,
-)
+from sharpen.types import Dialog, Json, Message, RowError, Sampling, Task, ToolCall, ToolSpec, Turn
 from sharpen.world.gold import SAID, example, gold_trajectory
 
 Outward = Callable[[str, Message], Message]  # a task's id and a message → as the policy says it
@@ -60,8 +48,8 @@ class Baseline(ABC):
         (datum,) = self.renderer.render([full])
         end = int(datum.mask.nonzero()[0][-1]) + 1
         start = int((~datum.mask[:end]).nonzero()[0][-1]) + 1
-        prompt, ids = datum.ids[:start].tolist(), datum.ids[start:end].tolist()
-        return Turn(self.renderer.parse(ids), StopReason.ANSWERED, tuple(prompt), tuple(ids))
+        prompt, ids = tuple(datum.ids[:start].tolist()), tuple(datum.ids[start:end].tolist())
+        return Turn(self.renderer.parse(ids), prompt_ids=prompt, ids=ids)
 
     @abstractmethod
     def message(self, dialog: Dialog, seed: int) -> Message:
@@ -191,5 +179,4 @@ def chosen(field: Json, text: str, choose: Callable[[Any], Any], by_words: bool 
     return {"boolean": True, "array": [value], "object": {}}.get(kind, value)
 
 
-BASELINES: dict[str, Callable[[Sequence[Task], Outward], Policy]]
-BASELINES = {"random": Random, "keyword": Keyword, "gold": Gold}
+BASELINES: dict[str, type[Baseline]] = {"random": Random, "keyword": Keyword, "gold": Gold}

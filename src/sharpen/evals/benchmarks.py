@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sharpen import types
 from sharpen.data.generate.samples import LongContextDataGenerator
 from sharpen.data.importers.shapes import FORMATS
 from sharpen.data.importing import SHAPE_ERRORS, converted, fault, load, reason_kind
@@ -34,21 +35,7 @@ from sharpen.rewards.math import folded
 from sharpen.rewards.verifiable import VerifiableRewardCalculator
 from sharpen.rollout import MakeEnvironment, OneTurn
 from sharpen.rows import dialog_from_row, task_from_row
-from sharpen.types import (
-    Dialog,
-    Environment,
-    Json,
-    Message,
-    Policy,
-    RowError,
-    Score,
-    SharpenError,
-    StopReason,
-    Task,
-    ToolSpec,
-    Trajectory,
-    Turn,
-)
+from sharpen.types import Dialog, Json, Message, RowError, Score, SharpenError, Task, Trajectory
 from sharpen.world.state import seeded
 
 AGENT, GENERAL = "agent_benchmark", "general"
@@ -62,19 +49,18 @@ class InItsWorld:
     """One answer for tasks that ask for one, the tool world for those that are to be done."""
 
     def __init__(self) -> None:
-        self.inner: Environment = OneTurn()
+        self.inner: types.Environment = OneTurn()
 
     def reset(self, task: Task) -> Dialog:
         self.inner = ToolWorld() if task.kind in ACTS and "categories" in task.gold else OneTurn()
         return self.inner.reset(task)
 
-    def step(self, message: Message) -> tuple[tuple[Message, ...], StopReason | None]:
+    def step(self, message: Message) -> tuple[tuple[Message, ...], types.StopReason | None]:
         return self.inner.step(message)
 
 
 class BfclReward:
-    """As BFCL judges: possible answers by its AST checker; where no function fits, no call; where
-    one does, any call."""
+    """As BFCL judges: possible answers by its AST checker; else no call, or any where one fits."""
 
     def score(self, task: Task, trajectory: Trajectory) -> Score:
         message = trajectory.turns[0].message if trajectory.turns else Message("assistant")
@@ -124,8 +110,7 @@ def as_it_is(task: Any, raw: Json, path: Path) -> Iterable[Task]:
 
 
 def bfcl_task(task: Task, raw: Json, path: Path) -> Iterator[Task]:
-    """Calls of executable rows become possible answers; Java and JavaScript arguments are source
-    text, as BFCL asks for them."""
+    """Executable rows' calls become possible answers; Java's and JavaScript's are source text."""
     gold, told = dict(task.gold), ""
     if task.kind in ("rest", "multi_turn"):
         raise RowError(task.id, f"{task.kind} rows need the services that they call")
@@ -137,7 +122,8 @@ def bfcl_task(task: Task, raw: Json, path: Path) -> Iterator[Task]:
     tools = tuple(in_words(tool, told) for tool in task.tools) if told else task.tools
     metadata = task.metadata | ({"functions": raw["function"]} if told else {})
     task = replace(task, gold=gold, tools=tools, metadata=metadata)
-    right = Trajectory(task.id, tuple(map(Turn, gold_messages(task))), StopReason.ANSWERED)
+    turns = tuple(map(types.Turn, gold_messages(task)))
+    right = Trajectory(task.id, turns, types.StopReason.ANSWERED)
     if BfclReward().score(task, right).value < 1:
         raise RowError(task.id, "the rules of BFCL refuse the answer of the row")
     yield task
@@ -152,7 +138,7 @@ def allowed(value: Any) -> Any:
     return value
 
 
-def in_words(tool: ToolSpec, language: str) -> ToolSpec:
+def in_words(tool: types.ToolSpec, language: str) -> types.ToolSpec:
     """Every argument is text in the language."""
     fields, shown = tool.parameters.get("properties") or {}, {}
     for name, field in fields.items():
@@ -211,7 +197,7 @@ class Benchmark:
     hint: str = ""
     metrics: tuple[str, ...] = ("accuracy",)
     max_tokens: int = 256
-    make: Callable[[Sequence[Task], Path, Policy | None], MakeEnvironment] | None = None
+    make: Callable[[Sequence[Task], Path, types.Policy | None], MakeEnvironment] | None = None
     max_turns: int = 1
     generate: Callable[[int], Iterator[Task]] | None = None
 
@@ -279,7 +265,7 @@ def agent_suite(name: str, tasks: Sequence[Task]) -> Suite:
     return Suite(name, unique(tasks), AgentRewardModel(), InItsWorld, max_turns=10, metrics=FIVE)
 
 
-def load_benchmark(spec: str, user: Policy | None = None) -> Suite:
+def load_benchmark(spec: str, user: types.Policy | None = None) -> Suite:
     """`agent_benchmark[/PART]:SPLIT`, `tasks:PATH` (rows of one's own), `general`, `NAME:PATH`, or
     `NAME:NUMBER` of a made one. `user` plays the user where a benchmark has one."""
     name, _, rest = spec.partition(":")

@@ -7,6 +7,7 @@ that is done is not done again; one that fails is shown as failed and stops noth
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -25,7 +26,7 @@ from pydantic import Field
 from sharpen.config import Config, one_line
 from sharpen.data.sources import read_dialogs, read_rows
 from sharpen.evals.evaluator import AgentTrainingEvaluator
-from sharpen.evals.intervals import Figure, bootstrapped, paired
+from sharpen.evals.intervals import bootstrapped, paired
 from sharpen.records import RunFolder, read_json, read_jsonl, write_json, write_jsonl, write_text
 from sharpen.report.page import Page
 from sharpen.report.plots import draw_bars, draw_lines, draw_points, save
@@ -94,18 +95,16 @@ class Comparison:
     def __init__(self, config: CompareConfig, folder: str | Path):
         self.config, self.folder = config, Path(folder)
         self.methods = METHODS | config.own
-        for name in config.methods:
-            if name not in self.methods:
-                raise SharpenError(f"method {name!r}: expected one of {', '.join(self.methods)}")
+        if strange := [name for name in config.methods if name not in self.methods]:
+            raise SharpenError(f"method {strange[0]!r}: expected one of {', '.join(self.methods)}")
 
     def run(self) -> list[Json]:
         RunFolder(self.folder, self.config)
         data, steps = self.data(), self.config.steps
         cells = []
-        for method in self.config.methods:
-            for seed in range(self.config.seeds):
-                print(f"{method}, seed {seed}", flush=True)
-                cells.append(self.cell(method, seed, data, steps or self.epoch_steps(data)))
+        for method, seed in itertools.product(self.config.methods, range(self.config.seeds)):
+            print(f"{method}, seed {seed}", flush=True)
+            cells.append(self.cell(method, seed, data, steps or self.epoch_steps(data)))
         rows = table(cells, self.config.methods)
         write_json(self.folder / "comparison.json", {"rows": rows, "quick": self.config.quick})
         self.report(rows, cells)
@@ -174,25 +173,19 @@ class Comparison:
         if self.config.quick:
             page.text(QUICK_STAMP, "bad")
         page.table([flat_row(row) for row in rows])
-        names = list(dict.fromkeys(name for row in done for name in row["metrics"]))
-        spans = {
-            name: {r["method"]: r["metrics"][name] for r in done if name in r["metrics"]}
-            for name in names
-        }
-        plots = {
-            f"bars_{name}": draw_bars(
-                name, {m: (f["mean"], f["low"], f["high"]) for m, f in s.items()}
-            )
-            for name, s in spans.items()
-        }
+        bars: dict[str, Json] = {}  # metric → method → mean and interval
+        for row in done:
+            for name, found in row["metrics"].items():
+                span = found["mean"], found["low"], found["high"]
+                bars.setdefault(name, {})[row["method"]] = span
+        plots = {f"bars_{name}": draw_bars(name, spans) for name, spans in bars.items()}
         firsts = {cell.method: cell.curve for cell in cells if cell.seed == 0 and cell.curve}
         if firsts:
             plots["curves"] = draw_lines("training loss, seed 0", firsts)
             cost = {r["method"]: (r["seconds"], r["metrics"][LOSS]["mean"]) for r in done}
             plots["pareto"] = draw_points("cost and dev loss", cost, "training seconds", LOSS)
-        for name, figure in plots.items():
-            for suffix in ("png", "svg"):
-                save(figure, self.folder / f"{name}.{suffix}")
+        for (name, figure), suffix in itertools.product(plots.items(), ("png", "svg")):
+            save(figure, self.folder / f"{name}.{suffix}")
         page.plots(plots.values())
         for row in rows:
             if "failed" in row:
@@ -202,8 +195,7 @@ class Comparison:
 
 
 def train(folder: Path) -> tuple[Json, float]:
-    """The run of a cell, in a process of its own: its memory is its own, and so is its end. The
-    time of runs that were stopped counts."""
+    """The run of a cell, in a process of its own; the time of runs that were stopped counts."""
     spent, began = folder / "seconds.json", time.monotonic()
     before = read_json(spent)["seconds"] if spent.is_file() else 0.0
     command = [sys.executable, "-m", "sharpen.cli.main", "train", "sft", "--json"]
@@ -226,17 +218,16 @@ def table(cells: Sequence[Cell], methods: Sequence[str]) -> list[Json]:
     first: dict[str, dict[str, float]] = {}
     for method in methods:
         own = [cell for cell in cells if cell.method == method]
-        broken = [cell for cell in own if cell.failed]
-        if broken:
+        if broken := [cell for cell in own if cell.failed]:
             rows.append({"method": method, "failed": broken[0].failed})
             continue
         pooled = {name: pool([cell.items[name] for cell in own]) for name in own[0].items}
         first = first or pooled
         metrics = {}
         for name, values in pooled.items():
-            figure: Figure = bootstrapped(list(values.values()))
             means = [float(np.mean(list(cell.items[name].values()))) for cell in own]
-            metrics[name] = asdict(figure) | {"seeds_std": float(np.std(means))}
+            metrics[name] = asdict(bootstrapped(list(values.values())))
+            metrics[name]["seeds_std"] = float(np.std(means))
             both = [key for key in values if key in first.get(name, {})]
             if pooled is not first and both:
                 change = paired([first[name][k] for k in both], [values[k] for k in both])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -31,10 +32,8 @@ PLAIN = {"'": "''", "n": "\n", "r": "\r", "t": "\t", "0": ""}
 def scripts(dump: Path) -> dict[str, str]:
     """Database → the script that makes it."""
     _, *parts = START.split(dump.read_text("utf-8"))
-    found: dict[str, str] = {}
-    for name, text in zip(parts[::2], parts[1::2], strict=True):
-        found[name] = "\n".join(map(for_sqlite, STATEMENT.findall(text)))
-    return found
+    texts = ("\n".join(map(for_sqlite, STATEMENT.findall(text))) for text in parts[1::2])
+    return dict(zip(parts[::2], texts, strict=True))
 
 
 def for_sqlite(statement: str) -> str:
@@ -47,12 +46,9 @@ def for_sqlite(statement: str) -> str:
 
 @cache
 def rows_of(script: str, query: str) -> list[list[object]]:
-    base = sqlite3.connect(":memory:")
-    try:
+    with closing(sqlite3.connect(":memory:")) as base:
         base.executescript(script)
         return [list(row) for row in base.execute(query).fetchmany(10_000)]
-    finally:
-        base.close()
 
 
 def sqlite_task(task: Task, raw: Json, path: Path) -> Iterator[Task]:
@@ -64,9 +60,8 @@ def sqlite_task(task: Task, raw: Json, path: Path) -> Iterator[Task]:
     try:
         result = rows_of(known[name], query)
     except sqlite3.Error as error:
-        raise RowError(
-            task.id, f"SQLite does not run the reference query: {one_line(error)}"
-        ) from None
+        reason = f"SQLite does not run the reference query: {one_line(error)}"
+        raise RowError(task.id, reason) from None
     tables = task.metadata.get("tables") or {}
     told = "\n".join(f"{table}({', '.join(columns)})" for table, columns in tables.items())
     gold = {"sql": query, "result": result, "schema": known[name]}

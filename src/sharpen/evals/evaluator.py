@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,7 @@ from sharpen.config import Config, parse_config, read_yaml
 from sharpen.envs.perturb import Perturbation, Perturbed
 from sharpen.evals.benchmarks import AGENT, GENERAL, agent_suite, load_benchmark
 from sharpen.evals.intervals import Difference, Figure, figure, paired
-from sharpen.evals.items import (
-    EvaluationConfig,
-    Items,
-    Suite,
-    answered,
-    code_digest,
-    collect,
-)
+from sharpen.evals.items import EvaluationConfig, Items, Suite, answered, code_digest, collect
 from sharpen.evals.metrics import METRICS, find_metrics, summarise
 from sharpen.evals.subjects import Subject, find_subject
 from sharpen.report.runs import write_report
@@ -129,12 +123,11 @@ class AgentTrainingEvaluator:
         self.items = rows = self.answers(subject, suites, config)
         main = [row["metrics"] for row in rows[0]]
         figures = summarise(main)
-        for name in asked:
-            if asked[name] not in figures:
-                known = ", ".join(figures)
-                raise SharpenError(f"metric {name!r} says nothing about {suites[0].name}: {known}")
+        if silent := [name for name in asked if asked[name] not in figures]:
+            about = f"{suites[0].name}: {', '.join(figures)}"
+            raise SharpenError(f"metric {silent[0]!r} says nothing about {about}")
         asked = asked or {name: name for name in suites[0].metrics if name in figures}
-        found: Json = {name: asdict(figures[known]) for name, known in asked.items()}
+        found = plain({name: figures[known] for name, known in asked.items()})
         self.results = config.model_dump(mode="json") | {
             "metrics": found,
             "all": plain(figures),
@@ -161,18 +154,14 @@ class AgentTrainingEvaluator:
         return agent_suite(f"{AGENT}:{split}", list(self.loader.iter_samples(split)))
 
     def config(self, subject: Subject, suites: Sequence[Suite]) -> EvaluationConfig:
-        options = self.options
+        shared = set(EvaluationConfig.model_fields) & set(EvaluateOptions.model_fields)
         return EvaluationConfig(
             benchmark=suites[0].name,
             data={suite.name: suite.digest() for suite in suites},
             model=subject.name,
             weights=subject.digest,
             code=code_digest(),
-            perturb=options.perturb,
-            user=options.user,
-            max_tokens=options.max_tokens,
-            temperature=options.temperature,
-            seed=options.seed,
+            **self.options.model_dump(include=shared),
         )
 
     def answers(
@@ -181,14 +170,8 @@ class AgentTrainingEvaluator:
         """The records of each suite's tasks."""
         options, tasks = self.options, [task for suite in suites for task in suite.tasks]
         changed = Perturbation(suites[0].tasks, options.perturb, options.seed)
-        items, opened = Items(self.output, config), list[Policy]()
-
-        def policy() -> Policy:
-            if not opened:
-                opened.append(Perturbed(subject.open(tasks, changed.outward), changed))
-            return opened[0]
-
-        found = []
+        policy = cache(lambda: Perturbed(subject.open(tasks, changed.outward), changed))
+        items, found = Items(self.output, config), []
         for suite in suites:
             tokens = options.max_tokens or suite.max_tokens
             sampling = Sampling(tokens, options.temperature, seed=options.seed)
@@ -200,7 +183,7 @@ class AgentTrainingEvaluator:
         return found
 
 
-def plain(figures: dict[str, Figure]) -> Json:
+def plain(figures: Mapping[str, Figure | Difference]) -> Json:
     return {name: asdict(value) for name, value in figures.items()}
 
 
@@ -234,8 +217,8 @@ class Before:
         loss = general.get("accuracy")
         return {
             "with": str(self.folder),
-            "metrics": {name: asdict(found) for name, found in main.items()},
-            "general": {name: asdict(found) for name, found in general.items()},
+            "metrics": plain(main),
+            "general": plain(general),
             "general_loss": loss is not None and loss.difference < 0,
         }
 

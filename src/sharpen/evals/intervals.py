@@ -25,8 +25,7 @@ class Figure:
 
 
 def figure(values: Sequence[float]) -> Figure:
-    """Mean with its 95% interval: Wilson's for yes/no values, which stays honest at 0% and 100%;
-    Student-free normal else."""
+    """Mean with its 95% interval: Wilson's for yes/no values (honest at 0% and 100%), or normal."""
     count = len(values)
     if not count:
         raise ValueError("no values")

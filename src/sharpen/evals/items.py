@@ -18,23 +18,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sharpen import records
+from sharpen import records, types
 from sharpen.config import Config
 from sharpen.evals.metrics import FIVE, Item, measure
 from sharpen.progress import progress
 from sharpen.rollout import MakeEnvironment, OneTurn, rollout
 from sharpen.rows import message_to_wire, task_to_row
-from sharpen.types import (
-    Json,
-    Policy,
-    Reward,
-    Sampling,
-    Score,
-    SharpenError,
-    StopReason,
-    Task,
-    Trajectory,
-)
+from sharpen.types import Json, Policy, Sampling, Score, SharpenError, StopReason, Task, Trajectory
 
 CHUNK = 32  # tasks between two progress reports
 NO_USER = "the simulated user"  # how its failure begins
@@ -49,7 +39,7 @@ class Suite:
 
     name: str
     tasks: Sequence[Task]
-    reward: Reward
+    reward: types.Reward
     make: MakeEnvironment = OneTurn
     max_tokens: int = 256
     max_turns: int = 1
@@ -98,8 +88,7 @@ def item_row(suite: str, task: Task, trajectory: Trajectory, score: Score) -> Js
 
 
 class EvaluationConfig(Config):
-    """What scores depend on: an evaluation does not go on in a folder where one of these
-    differs."""
+    """What scores depend on: an evaluation does not go on where one of these differs."""
 
     benchmark: str
     data: dict[str, str]  # suite → hash of its tasks
@@ -159,21 +148,16 @@ class Items:
 def collect(
     items: Items, suite: Suite, tasks: Sequence[Task], policy: Any, sampling: Sampling
 ) -> list[Json]:
-    """The tasks' records: those that are there, and the others after asking. `policy` is called for
-    a policy when there is something to ask."""
+    """The tasks' records, after asking for those that are missing: `policy()` is who is asked."""
     pending = [task for task in tasks if (suite.name, task.id) not in items.rows]
     for chunk in answered(policy(), suite, pending, sampling) if pending or not tasks else ():
-        rows, lost = list[Json](), ""
-        for task, trajectory, score in chunk:
-            if error := unanswered(trajectory):
-                lost = error
-            else:
-                rows.append(item_row(suite.name, task, trajectory, score))
-        items.add(rows)
+        lost = [error for _, made, _ in chunk if (error := unanswered(made))]
+        items.add([item_row(suite.name, *one) for one in chunk if not unanswered(one[1])])
         if lost:
             kept = sum((suite.name, task.id) in items.rows for task in tasks)
             then = "the same command asks for the others" if items.file else "give an output folder"
-            raise SharpenError(f"{suite.name}: {lost}; {kept} of {len(tasks)} items done, {then}")
+            done = f"{kept} of {len(tasks)} items done"
+            raise SharpenError(f"{suite.name}: {lost[-1]}; {done}, {then}")
     return [items.rows[suite.name, task.id] for task in tasks]
 
 

@@ -15,17 +15,7 @@ from typing import Any
 from sharpen.evals.intervals import Figure, bootstrapped
 from sharpen.rewards.agent import ASKS, LOOKED_AT, REFUSES, PlanEvaluator
 from sharpen.rewards.calls import ToolCallEvaluator, as_call, call_key, value_key
-from sharpen.types import (
-    Message,
-    Score,
-    SharpenError,
-    StopReason,
-    Task,
-    ToolCall,
-    ToolSpec,
-    Trajectory,
-    Turn,
-)
+from sharpen.types import Score, SharpenError, StopReason, Task, ToolCall, ToolSpec, Trajectory
 from sharpen.world.gold import example
 
 DECISIONS = ("call", "ask", "answer", "decline")
@@ -56,7 +46,9 @@ class Item:
     @cached_property
     def decision(self) -> str:
         """What the first answer decided; silence and words without an end decide nothing."""
-        first = self.trajectory.turns[0] if self.trajectory.turns else Turn(Message("assistant"))
+        if not self.trajectory.turns:
+            return ""
+        first = self.trajectory.turns[0]
         if first.message.tool_calls or first.message.unparsed:
             return "call"
         text = first.message.content[:LOOKED_AT]
@@ -113,9 +105,7 @@ def part(*names: str, kinds: Collection[str] = ()) -> Metric:
     """The first of these parts that the reward has."""
 
     def found(item: Item) -> Value:
-        if kinds and item.task.kind not in kinds:
-            return None
-        parts = item.score.parts
+        parts = item.score.parts if not kinds or item.task.kind in kinds else {}
         return next((float(parts[name]) for name in names if name in parts), None)
 
     return found
@@ -123,10 +113,8 @@ def part(*names: str, kinds: Collection[str] = ()) -> Metric:
 
 def tool_selection_accuracy(item: Item) -> Value:
     """Exactly the right tools, whatever their arguments."""
-    if not selects(item):
-        return None
     found, right = ranked(item)
-    return float({*found} == right)
+    return float({*found} == right) if selects(item) else None
 
 
 def timing_precision(item: Item) -> Value:
@@ -138,10 +126,8 @@ def of_class(name: str, measure: str) -> Metric:
     """Precision, recall or F1 of one decision. F1 weighs an item by how often it counts."""
 
     def found(item: Item) -> Value:
-        if item.task.kind != "timing":
-            return None
         said, due = item.decision == name, item.due == name
-        if not said and not due:
+        if item.task.kind != "timing" or not (said or due):
             return None
         weights = {"precision": said, "recall": due, "f1": said + due}
         return float(said and due), float(weights[measure])
@@ -150,8 +136,7 @@ def of_class(name: str, measure: str) -> Metric:
 
 
 def checked_tools(task: Task) -> tuple[ToolSpec, ...]:
-    """The tools by whose types calls are judged: of Java and JavaScript the declared ones, where
-    the policy is shown text."""
+    """The tools by whose types calls are judged: the declared ones, where text was shown."""
     functions = task.metadata.get("functions") or ()
     return tuple(ToolSpec(f["name"], "", f["parameters"]) for f in functions) or task.tools
 
@@ -262,13 +247,11 @@ def measure(item: Item) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def summarise(
-    rows: Sequence[Mapping[str, Any]], names: Iterable[str] = METRICS
-) -> dict[str, Figure]:
+def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
     """Measured items → a figure a metric, for the metrics that any of them has. Where nothing has
     weight, such as the precision of a decision that was never taken, nothing is known."""
     figures = {}
-    for name in names:
+    for name in METRICS:
         found = [row[name] for row in rows if name in row]
         pairs = [tuple(v) if isinstance(v, (tuple, list)) else (v, 1.0) for v in found]
         counted = [(value, weight) for value, weight in pairs if weight]

@@ -13,23 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sharpen import types
 from sharpen.calls import compact_json
 from sharpen.evals.items import NO_USER
 from sharpen.rewards.graphs import READS
 from sharpen.rollout import MakeEnvironment
-from sharpen.types import (
-    Dialog,
-    Json,
-    Message,
-    Policy,
-    RowError,
-    Sampling,
-    SharpenError,
-    StopReason,
-    Task,
-    ToolCall,
-    ToolSpec,
-)
+from sharpen.types import Dialog, Json, Message, Policy, SharpenError, Task, ToolCall, ToolSpec
 
 OVER = "###STOP###"
 PART = (
@@ -37,7 +26,7 @@ PART = (
     f"only what is asked for. When your wish is fulfilled or refused for good, say {OVER}.\n\n"
 )
 KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
-SAID = Sampling(max_tokens=160)
+SAID = types.Sampling(max_tokens=160)
 
 
 class SimulatedService:
@@ -57,19 +46,20 @@ class SimulatedService:
         first = Message("user", self.ask("Hello, how can I help you?"))
         return Dialog((*task.context, first), self.tools, task.id, task.kind)
 
-    def step(self, message: Message) -> tuple[tuple[Message, ...], StopReason | None]:
+    def step(self, message: Message) -> tuple[tuple[Message, ...], types.StopReason | None]:
         if message.tool_calls or message.unparsed:
             broken = [Message("tool", '{"error": "the call could not be read"}')]
             return (*map(self.answer, message.tool_calls), *broken * len(message.unparsed)), None
         reply = self.ask(message.content)
-        over = OVER in reply
-        return () if over else (Message("user", reply),), StopReason.ANSWERED if over else None
+        if OVER in reply:
+            return (), types.StopReason.ANSWERED
+        return (Message("user", reply),), None
 
     def ask(self, words: str) -> str:
         """What the user says to the assistant's words."""
         self.heard.append(Message("user", words))
         (turn,) = self.user.respond([Dialog(tuple(self.heard))], SAID)
-        if turn.stop is StopReason.POLICY_ERROR:
+        if turn.stop is types.StopReason.POLICY_ERROR:
             raise SharpenError(f"{NO_USER}: {turn.error}")
         self.heard.append(Message("assistant", turn.message.content))
         return turn.message.content.strip() or OVER
@@ -92,12 +82,11 @@ def tools_of(tasks: Sequence[Task]) -> tuple[ToolSpec, ...]:
     for action in (each for task in tasks for each in task.gold["actions"]):
         known = fields.setdefault(action["name"], {})
         known |= {n: {"type": KINDS.get(type(v), "object")} for n, v in action["arguments"].items()}
-    return tuple(
-        ToolSpec(
-            name, name.replace("_", " ").capitalize() + ".", {"type": "object", "properties": p}
-        )
-        for name, p in sorted(fields.items())
-    )
+    tools = []
+    for name, known in sorted(fields.items()):
+        about = name.replace("_", " ").capitalize() + "."
+        tools.append(ToolSpec(name, about, {"type": "object", "properties": known}))
+    return tuple(tools)
 
 
 def read_tables(path: Path) -> Json:
@@ -116,9 +105,8 @@ def service_task(task: Task, raw: Json, path: Path) -> tuple[Task]:
     """Tasks that the assistant's actions decide; a user's own tools are not here."""
     actions = task.gold.get("actions") or []
     if any(action.get("requestor") == "user" for action in actions):
-        raise RowError(task.id, "the user needs tools of its own, which are not here")
+        raise types.RowError(task.id, "the user needs tools of its own, which are not here")
     calls = [{"name": a["name"], "arguments": a["arguments"]} for a in actions]
-    kept = {key: task.gold.get(key) or [] for key in ("outputs", "communicate_info")}
-    return (
-        Task(task.id, task.instruction, (), kept | {"actions": calls}, "tau", context=task.context),
-    )
+    gold = {key: task.gold.get(key) or [] for key in ("outputs", "communicate_info")}
+    gold |= {"actions": calls}
+    return (Task(task.id, task.instruction, (), gold, "tau", context=task.context),)

@@ -55,24 +55,20 @@ def load(name: str) -> Policy:
 
 
 def loaded(model: Any, tokenizer: Any) -> Subject:
-    """A model in memory, known by the sums of its weights: hashing them all would take longer than
-    some evaluations."""
+    """A model in memory, known by the sums of its weights: to hash them all takes too long."""
     from sharpen.models.load import load_tokenizer
     from sharpen.policy.local import LocalPolicy
 
     name = str(getattr(model.config, "_name_or_path", "") or "")
     if tokenizer is None and not name:
         raise SharpenError("the model does not say where it is from: give its tokenizer")
-    sums = [
-        f"{key} {tuple(p.shape)} {p.detach().double().sum()} {p.detach().double().square().sum()}"
-        for key, p in model.named_parameters()
-    ]
+    sums = []
+    for key, p in model.named_parameters():
+        wide = p.detach().double()
+        sums.append(f"{key} {tuple(p.shape)} {wide.sum()} {wide.square().sum()}")
     digest = hashlib.sha256("\n".join(sums).encode()).hexdigest()
-
-    def opened(*_: Any) -> Policy:
-        return LocalPolicy(model, Renderer(tokenizer or load_tokenizer(name)))
-
-    return Subject(name or type(model).__name__, digest, opened)
+    make = lambda *_: LocalPolicy(model, Renderer(tokenizer or load_tokenizer(name)))  # noqa: E731
+    return Subject(name or type(model).__name__, digest, make)
 
 
 def weights_digest(folder: Path) -> str:

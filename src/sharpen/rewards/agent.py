@@ -125,9 +125,8 @@ class AgentRewardModel:
     def score(self, task: Task, trajectory: Trajectory) -> Score:
         deed, config = Deed(self, task, trajectory), self.config
         parts, counts = deed.parts(), deed.counts()
-        taken = {
-            n: config.penalties[n] * min(c, config.max_repeats) + 0.0 for n, c in counts.items()
-        }
+        most = config.max_repeats
+        taken = {n: config.penalties[n] * min(c, most) + 0.0 for n, c in counts.items()}
         weight = sum(config.weights[name] for name in parts) or 1.0
         value = sum(config.weights[name] * part for name, part in parts.items()) / weight
         others = sum(taken.values()) - taken["no_call"]

@@ -4,6 +4,7 @@ come? One comparison serves rewards, metrics and BFCL rows."""
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -29,10 +30,10 @@ def call_problems(message: Message, tools: Sequence[ToolSpec]) -> list[str]:
         return ["no tool call"]
     problems = [f"broken call: {bad.reason}" for bad in message.unparsed]
     for call in message.tool_calls:
-        if call.name not in offered:
-            problems.append(f"tool {call.name!r} is not offered")
-        else:
+        if call.name in offered:
             problems += [f"{call.name}: {text}" for text in check_call(call, offered[call.name])]
+        else:
+            problems.append(f"tool {call.name!r} is not offered")
     return problems
 
 
@@ -93,8 +94,7 @@ def references(value: Any) -> list[str]:
 
 
 def resolve(calls: Sequence[ToolCall]) -> list[ToolCall]:
-    """References to earlier calls replaced by a digest of what those ask for, so that neither
-    labels nor the order of the calls matter."""
+    """References to earlier calls as digests of what those ask for: labels do not matter."""
     known, done = dict[str, str](), list[ToolCall]()
 
     def point(found: re.Match[str]) -> str:
@@ -150,12 +150,8 @@ class ToolCallEvaluator:
             found, wanted = resolve(predicted[:MAX_CALLS]), resolve(expected)
         except (RecursionError, TypeError, ValueError):
             return []
-        rates = [
-            (-self.rate(call, want), j, i)
-            for j, want in enumerate(wanted)
-            for i, call in enumerate(found)
-            if call.name == want.name
-        ]
+        both = itertools.product(enumerate(wanted), enumerate(found))
+        rates = [(-self.rate(c, want), j, i) for (j, want), (i, c) in both if c.name == want.name]
         used, out = set[int](), dict[int, tuple[int, int, float]]()
         for rate, j, i in sorted(rates):
             if j not in out and i not in used:
@@ -176,9 +172,8 @@ class ToolCallEvaluator:
             right |= dict.fromkeys(schema.get("required") or (), False)
             for name, value in call.arguments.items():
                 field = (schema.get("properties") or {}).get(name, None if spec else {})
-                right[name] = field is not None and fits(
-                    value, fields.get(name, ()), field, self.language
-                )
+                given = value, fields.get(name, ())
+                right[name] = field is not None and fits(*given, field, self.language)
         return sum(right.values()) / len(right) if right else 1.0
 
 
@@ -228,8 +223,7 @@ def loose(value: Any) -> Any:
 
 
 class CallReward:
-    """1 when the first turn makes exactly the calls of `gold["calls"]`; its parts say how near it
-    came."""
+    """1 when the first turn makes exactly the calls of `gold["calls"]`; parts say how near."""
 
     def score(self, task: Task, trajectory: Trajectory) -> Score:
         message = trajectory.turns[0].message if trajectory.turns else Message("assistant")
@@ -240,9 +234,5 @@ class CallReward:
         problems = call_problems(message, task.tools) if wanted or found or message.unparsed else []
         names = [sorted(call.name for call in calls) for calls in (found, wanted)]
         exact = judge.evaluate_calls([*found, *message.unparsed], wanted)["overall_correct"]
-        parts = {
-            "valid_call": not problems,
-            "right_tool": names[0] == names[1],
-            "exact_call": exact,
-        }
-        return Score(float(exact), {k: float(v) for k, v in parts.items()}, "; ".join(problems))
+        parts = {"valid_call": float(not problems), "right_tool": float(names[0] == names[1])}
+        return Score(float(exact), parts | {"exact_call": float(exact)}, "; ".join(problems))

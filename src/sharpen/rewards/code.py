@@ -27,8 +27,7 @@ def fenced(text: str, *languages: str) -> list[str]:
 
 
 def code_in(text: str, names: Sequence[str]) -> str:
-    """The last block that defines a wanted name (others are examples), else the last, else the
-    text itself."""
+    """The last block that defines a wanted name (others are examples), else the last, or all."""
     blocks = fenced(text, "python", "py", "python3") or [text]
     wanted = re.compile(rf"(?m)^(?:def |class |async def )?[ \t]*(?:{'|'.join(names) or '$'})\b")
     return next((block for block in reversed(blocks) if wanted.search(block)), blocks[-1])
@@ -60,8 +59,7 @@ def read_tests(gold: Json, where: str) -> Tests:
 
 
 def wanted_names(tree: ast.AST) -> tuple[list[str], list[str]]:
-    """What the tests use and do not define, without and with the library's modules. A builtin's
-    name counts when there is nothing else."""
+    """What the tests use and do not define (or else a builtin), and the library's modules."""
     bound, loaded, called, based = set(dir(builtins)), set[str](), list[str](), set[str]()
     for node in ast.walk(tree):
         match node:

@@ -19,10 +19,8 @@ from sharpen.tools import call_with_limit, load_object
 from sharpen.types import Score, SharpenError, Task, Trajectory
 
 REWARDS = {"agent": ("agent", "AgentRewardModel"), "calls": ("calls", "CallReward")}
-REWARDS |= dict.fromkeys(
-    ("math", "code", "sql", "json", "exact", "set", "choice"),
-    ("verifiable", "VerifiableRewardCalculator"),
-)
+VERIFIED = ("math", "code", "sql", "json", "exact", "set", "choice")
+REWARDS |= dict.fromkeys(VERIFIED, ("verifiable", "VerifiableRewardCalculator"))
 REWARDS["learned"] = ("learned", "LearnedReward")
 TIMEOUT_S = 30.0  # of a user's own function
 
@@ -36,8 +34,7 @@ class PartConfig(Config):
 
 
 class GateConfig(Config):
-    """Unless `part` (a name, or `name.part` of its breakdown) reaches `at_least`, the value is
-    `otherwise`."""
+    """Where `part` (a name, or `name.part`) is below `at_least`, the value is `otherwise`."""
 
     part: str
     at_least: float = 1.0
@@ -62,14 +59,14 @@ def build_reward(config: RewardConfig | Mapping[str, Any] | str) -> ComposedRewa
 
 def find_reward(name: str, options: Mapping[str, Any]) -> Any:
     """What scores a trajectory under this name."""
-    if name not in REWARDS and ".py:" not in name:
-        raise ConfigError(f"reward {name!r}: expected {', '.join(REWARDS)} or file.py:name")
     if name in REWARDS:
         module = importlib.import_module(f"sharpen.rewards.{REWARDS[name][0]}")
         found = getattr(module, REWARDS[name][1])
-    else:
+    elif ".py:" in name:
         found = load_object(name)
-    given = (name,) if "verifiable" in REWARDS.get(name, ()) else ()
+    else:
+        raise ConfigError(f"reward {name!r}: expected {', '.join(REWARDS)} or file.py:name")
+    given = (name,) if name in VERIFIED else ()
     try:
         found = found(*given, **options) if isinstance(found, type) else found
     except TypeError as error:
@@ -122,8 +119,7 @@ class ComposedReward:
 
 
 def as_score(value: Any) -> Score:
-    """A number, a Score, or a dict with `total` (`value`, `score`, `reward`), `breakdown` and
-    `feedback` → a Score of finite numbers."""
+    """A number, a Score, or a dict with `total`, `breakdown`, `feedback` → a finite Score."""
     if isinstance(value, BaseException):
         raise SharpenError(f"{type(value).__name__}: {one_line(value)}")
     if isinstance(value, Mapping):

@@ -3,8 +3,9 @@ of an episode whose tools cannot be executed here (tau-bench), each against gold
 
 from __future__ import annotations
 
+import graphlib
+import itertools
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from sharpen.rewards.calls import ToolCallEvaluator
@@ -31,21 +32,16 @@ def read_plan(text: str) -> Json:
     for number in (number for edge in edges for number in edge):
         if number not in nodes:
             raise RowError("", f"an edge names node {number}, which is not there")
-    return {
-        "nodes": [{"id": number, "task": task} for number, task in nodes.items()],
-        "edges": [list(edge) for edge in dict.fromkeys(edges)],
-    }
+    listed = [{"id": number, "task": task} for number, task in nodes.items()]
+    return {"nodes": listed, "edges": [list(edge) for edge in dict.fromkeys(edges)]}
 
 
 def write_plan(gold: Json) -> str:
     """The text of a plan, as `read_plan` takes it."""
     ids = [node["id"] for node in gold["nodes"]]
-    firsts, lasts = (
-        set(ids) - {b for _, b in gold["edges"]},
-        set(ids) - {a for a, _ in gold["edges"]},
-    )
-    pairs = [("START", i) for i in ids if i in firsts] + [tuple(edge) for edge in gold["edges"]]
-    pairs += [(i, "END") for i in ids if i in lasts]
+    before, after = ({edge[side] for edge in gold["edges"]} for side in (0, 1))
+    pairs = [("START", i) for i in ids if i not in after] + [tuple(edge) for edge in gold["edges"]]
+    pairs += [(i, "END") for i in ids if i not in before]
     lines = [f"{node['id']}: {label(node)}" for node in gold["nodes"]]
     return "\n".join(["Node:", *lines, "Edge: " + " ".join(f"({a},{b})" for a, b in pairs)])
 
@@ -64,11 +60,8 @@ def alike(a: str, b: str) -> float:
 def matching(found: Sequence[Json], wanted: Sequence[Json]) -> dict[str, str]:
     """Nodes of an answer → gold's, the most alike first. A tool's name has to be the same."""
     exact = any("tool" in node for node in wanted)
-    scored = [
-        (-alike(label(a), label(b)), j, i)
-        for i, a in enumerate(found)
-        for j, b in enumerate(wanted)
-    ]
+    both = itertools.product(enumerate(found), enumerate(wanted))
+    scored = [(-alike(label(a), label(b)), j, i) for (i, a), (j, b) in both]
     pairs, used = dict[str, str](), set[int]()
     for score, j, i in sorted(scored):
         if -score >= (1.0 if exact else ALIKE) and found[i]["id"] not in pairs and j not in used:
@@ -78,16 +71,14 @@ def matching(found: Sequence[Json], wanted: Sequence[Json]) -> dict[str, str]:
 
 
 def is_dag(edges: Iterable[Sequence[str]]) -> bool:
-    followers, waiting = defaultdict(list), defaultdict(int)
+    graph = graphlib.TopologicalSorter()
     for a, b in edges:
-        followers[a].append(b)
-        waiting[b] += 1
-    ready, seen = [a for a in followers if not waiting[a]], 0
-    while ready:
-        for b in followers.get(ready.pop(), ()):
-            seen, waiting[b] = seen + 1, waiting[b] - 1
-            ready += [b] if not waiting[b] else []
-    return seen == sum(len(after) for after in followers.values())
+        graph.add(b, a)
+    try:
+        graph.prepare()
+    except graphlib.CycleError:
+        return False
+    return True
 
 
 def f1(right: int, found: int, wanted: int) -> float:
@@ -141,9 +132,7 @@ class ActionsReward:
         gold = [call_from_wire(call, task.id, "gold.actions") for call in task.gold["actions"]]
         judge, texts = ToolCallEvaluator(task.tools), [t.message.content for t in trajectory.turns]
         said = " ".join(texts).replace(",", "").casefold()
-        changes, due = (
-            [call for call in calls if not READS.match(call.name)] for calls in (made, gold)
-        )
+        changes, due = ([c for c in calls if not READS.match(c.name)] for calls in (made, gold))
         right = float(judge.evaluate_calls(changes, due)["overall_correct"])
         outputs = task.gold.get("outputs") or task.gold.get("communicate_info") or []
         told = float(all(str(each).replace(",", "").casefold() in said for each in outputs))

@@ -33,10 +33,8 @@ NGRAM = 12  # words or Chinese characters in a row that are rarely written twice
 SURE = 0.5  # a finding of this score counts
 MIN_POINTS = 8  # evaluations before a trend is looked for
 FORGED = ("test_tampering", "judge_flattery")  # what makes the measured correctness itself untrue
-KINDS = (
-    *("answer_guessing", "pattern_memorizing", "format_gaming", "length_gaming"),
-    *("shortcut_reasoning", *FORGED),
-)
+KINDS = ("answer_guessing", "pattern_memorizing", "format_gaming", "length_gaming")
+KINDS += ("shortcut_reasoning", *FORGED)
 RULES: dict[str, Any] = {
     name: re.compile(rows.replace("\n", "|"), re.I | re.M)
     if isinstance(rows, str)
@@ -156,8 +154,7 @@ class RLVRHackingDetector:
             self.known.setdefault(shape, []).append((numbers(question), view(solution).answer))
 
     def detect(self, response: str, question: str = "", expected: Iterable = ()) -> list[Finding]:
-        """Everything suspicious, the surest first. `expected` are the right answer, or the outputs
-        that tests look for."""
+        """All that is suspicious, the surest first. `expected`: the answer, or tests' outputs."""
         seen, findings = view(response, question, expected), []
         for kind in KINDS:
             if clues := list(getattr(self, kind)(seen)):

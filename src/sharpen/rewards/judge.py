@@ -23,10 +23,8 @@ from sharpen.records import DECODER
 from sharpen.tools import call_with_limit
 from sharpen.types import Dialog, Message, Policy, Sampling, Score, SharpenError, Task, Trajectory
 
-RUBRIC = {
-    "correctness": "The task is done, and what is said is true.",
-    "usefulness": "It is clear, complete and to the point.",
-}
+RUBRIC = {"correctness": "The task is done, and what is said is true."}
+RUBRIC |= {"usefulness": "It is clear, complete and to the point."}
 MAX_REPLY = 20_000
 MARKERS = re.compile(  # what a chat template or our own fence could take for a marker
     r"<[|｜]|[|｜]>|\[/?INST\]|<</?SYS>>|</?s>|<(?:start|end)_of_turn>|</?think>|<{3,}|>{3,}", re.I

@@ -57,8 +57,7 @@ def spoken(text: str) -> str:
 
 
 def final_answer(text: str) -> str | None:
-    """What a response gives as its result: the last box, `<answer>`, `####`, or "the answer is";
-    None when it names none."""
+    """What a response gives as its result: the last box, `<answer>`, `####`, "the answer is"."""
     text = spoken(text)
     marked = boxed(text)
     for opening, closing in (("<answer>", "</answer>"), ("####", "\n")):
@@ -143,8 +142,7 @@ def same_text(wanted: str, found: str) -> bool:
 
 
 class MathJudge:
-    """math-verify in `workers` processes, each started when first needed; one that takes longer
-    than `limit_s` over a pair is killed."""
+    """math-verify in `workers` processes, started when needed, killed after `limit_s` a pair."""
 
     def __init__(self, workers: int = 2, limit_s: float = 5.0):
         self.limits, self.workers = Limits(wall_s=limit_s, memory_mb=1024), workers

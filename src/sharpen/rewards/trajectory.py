@@ -97,8 +97,7 @@ class AgentTrajectoryRL:
     def credit(
         self, task: Task, group: Sequence[Trajectory], mode: str = "group", gamma: float = 1.0
     ) -> list[Trajectory]:
-        """The trajectories with `Turn.reward` set: a turn's own reward (`turn`), its `return`, or
-        its return within the `group`."""
+        """`Turn.reward` set to a `turn`'s own reward, its `return`, or that within the `group`."""
         own = [turn_rewards(task, trajectory, self.reward_model) for trajectory in group]
         kinds = {"turn": own, "return": [discounted_returns(one, gamma) for one in own]}
         kinds["group"] = group_relative(own, gamma)
@@ -111,8 +110,7 @@ class AgentTrajectoryRL:
 
 
 def thought_quality(question: str, turns: Sequence[Turn]) -> float:
-    """The share of thoughts that take up the question or an answer so far and were not thought
-    before; length earns nothing."""
+    """The share of new thoughts about the question or an answer so far; length earns nothing."""
     known, before, good = words(question), set[frozenset[str]](), 0
     for turn in turns:
         thought = frozenset(words(turn.message.content))

@@ -246,8 +246,7 @@ def answers_of(gold: Json, where: str) -> list[str]:
 
 
 def form_of(kind: str, text: str) -> float:
-    """Mathematics: thoughts, steps and a marked answer; otherwise a marked answer or a fenced
-    block is 1, anything else 0.5."""
+    """Mathematics: thoughts, steps, a marked answer; else a marked or fenced one is 1, not 0.5."""
     marked = final_answer(text) is not None
     if kind != "math":
         return 1.0 if marked or fenced(text, kind, "python") else 0.5 * bool(text.strip())
