@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 SRC = Path(__file__).parents[1] / "src"
-MAX_TOTAL, MAX_FILE, MAX_FUNCTION, MAX_PARAMETERS = 25_500, 400, 60, 7
+MAX_TOTAL, MAX_FILE, MAX_FUNCTION, MAX_PARAMETERS = 25_000, 400, 60, 7
 
 
 def main() -> None:

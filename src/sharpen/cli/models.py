@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from sharpen.cli.shared import AsJson, end_with
 
-app = typer.Typer(no_args_is_help=True, help="Pull and list models.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Pull and list models.")
 
 
 @app.command()

@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from sharpen.cli.shared import AsJson, Pairs, end_with
 
-app = typer.Typer(no_args_is_help=True, help="Train a model.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Train a model.")
 # flag → its setting
 FLAGS = {key: key for key in ("base_model", "dev_data", "max_steps", "save_steps", "seed")}
 FLAGS |= {"data": "train_data", "epochs": "num_epochs", "sft_model": "base_model"}
