@@ -76,8 +76,9 @@ def open_files(folder: Path, files: Sequence[Path], config: Json) -> Model:
         spec, file, at = places[name]
         raw = np.empty((stop - start, spec.columns), dtype=DTYPES[spec.dtype][1])
         at += start * spec.columns * raw.itemsize
-        with open(file, "rb", buffering=0) as stream:
-            count = os.preadv(stream.fileno(), [raw.data], at) if raw.size else 0
+        with open(file, "rb") as stream:  # buffered: one plain read ends at 2 GiB
+            stream.seek(at)
+            count = stream.readinto(raw.data) if raw.size else 0
         require(count == raw.nbytes, f"{file}: ended while {name} was read")
         return decode(raw, spec.dtype)
 
