@@ -378,7 +378,7 @@ sys.argv = ["sharpen", *sys.argv[2:]]
 main()
 """
 KILLS = {
-    "rollout": "sharpen.policy.engine:Engine.harvest:5",
+    "rollout": "sharpen.policy.engine:Engine.harvest:1",
     "reward": "sharpen.train.experience:Judge.judged:20",
     "update": "sharpen.train.learner:Learner.gather_gradients:2",
     "save": "safetensors.torch:save_file:1",

@@ -74,6 +74,19 @@ app.callback()(lambda: None)  # verbs are found by the group, not registered
 
 
 def main() -> None:
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return run()
+    code: Any = 0
+    try:
+        run()
+    except SystemExit as stop:
+        code = stop.code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)  # threads that talk to other processes may abort an interpreter that ends
+
+
+def run() -> None:
     try:
         code = get_command(app).main(args=sys.argv[1:], prog_name="sharpen", standalone_mode=False)
         if isinstance(code, int):  # a verb's typer.Exit(code) comes back as a value
