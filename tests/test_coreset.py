@@ -10,14 +10,8 @@ import pytest
 
 from sharpen import CoresetSelector, Dialog, Message, SharpenError, ToolCall
 from sharpen.data import coreset
-from sharpen.data.coreset import (
-    HashedEncoder,
-    dialog_text,
-    easy_to_hard,
-    facility_location,
-    farthest_points,
-    normalised,
-)
+from sharpen.data.coreset import easy_to_hard, facility_location, farthest_points
+from sharpen.data.features import HashedEncoder, dialog_text, normalised
 
 
 def dialog(number: int, said: str, answer: str = "Done.", **metadata) -> Dialog:

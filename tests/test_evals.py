@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharpen.data.procedural import starter_dialogs, starter_task
+from sharpen.data.generate.starter import starter_dialogs, starter_task
 from sharpen.evals.evaluator import evaluate
 from sharpen.evals.intervals import figure, wilson
 from sharpen.render import Renderer

@@ -182,7 +182,7 @@ def test_learning_rate_shapes():
 
 
 def test_scorer_equals_the_learner_and_does_not_depend_on_batches(pico_folder, tmp_path):
-    from sharpen.data.procedural import starter_dialogs
+    from sharpen.data.generate.starter import starter_dialogs
     from sharpen.train.scoring import ModelScorer, dev_loss
 
     rows = starter_dialogs("train", 6)
@@ -203,7 +203,7 @@ def test_scorer_equals_the_learner_and_does_not_depend_on_batches(pico_folder, t
 
 @pytest.fixture
 def data(tmp_path):
-    from sharpen.data.procedural import starter_dialogs
+    from sharpen.data.generate.starter import starter_dialogs
 
     path = tmp_path / "train.jsonl"
     path.write_text(

@@ -463,7 +463,7 @@ def test_search_by_dev_loss_and_evaluation_by_tasks(tmp_path, sharpen, pico_fold
     """Two real models: the search finds the one that says the dev rows, and tasks are scored."""
     import shutil
 
-    from sharpen.data.procedural import starter_dialogs, starter_task
+    from sharpen.data.generate.starter import starter_dialogs, starter_task
     from sharpen.records import write_jsonl
     from sharpen.rows import dialog_to_row, task_to_row
 

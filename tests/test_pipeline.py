@@ -91,7 +91,7 @@ def test_more_rows_than_exist_is_an_error(tmp_path):
 
 def test_starter_splits_share_nothing_and_fit(tmp_path, smollm2_tokenizer):
     """No request twice, no phrasing or value shared, three candidates a row, at most 256 tokens."""
-    from sharpen.data.procedural import starter_dialogs, starter_task
+    from sharpen.data.generate.starter import starter_dialogs, starter_task
     from sharpen.render import Renderer
     from sharpen.rewards.calls import call_problems
 

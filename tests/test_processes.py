@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from sharpen.data.procedural import starter_dialogs
+from sharpen.data.generate.starter import starter_dialogs
 from sharpen.rows import dialog_to_row
 
 pytestmark = pytest.mark.slow

@@ -241,7 +241,7 @@ def test_text_that_the_tokenizer_drops_is_named(smollm2_tokenizer):
 
 
 def test_known_tool_lines_change_no_token(smollm2_tokenizer, monkeypatch):
-    from sharpen.data.procedural import starter_dialogs
+    from sharpen.data.generate.starter import starter_dialogs
 
     rows = starter_dialogs("train", 40)
     monkeypatch.setattr("sharpen.render.MAX_KNOWN_LINES", 3)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sharpen.data.procedural import starter_dialogs
+from sharpen.data.generate.starter import starter_dialogs
 from sharpen.models.load import LoRAConfig, ModelConfig, attach_lora, load_model, load_tokenizer
 from sharpen.render import Renderer
 from sharpen.rows import dialog_to_row

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sharpen.data.procedural import starter_dialogs
+from sharpen.data.generate.starter import starter_dialogs
 from sharpen.models.load import LoRAConfig, ModelConfig, attach_lora, load_model, load_tokenizer
 from sharpen.render import Renderer, hermes_template
 from sharpen.rows import dialog_to_row

@@ -215,7 +215,7 @@ def run_pull(stage: PullStage, context: Context) -> Json:
 
 
 def run_starter(stage: StarterStage, context: Context) -> Json:
-    from sharpen.data.procedural import starter_dialogs, starter_task
+    from sharpen.data.generate.starter import starter_dialogs, starter_task
 
     for split, count in (("train", stage.train), ("test", stage.test)):
         dialogs = starter_dialogs(split, count, context.seed)  # type: ignore[arg-type]

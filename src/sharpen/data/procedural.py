@@ -1,8 +1,7 @@
 """Tasks made from a seed, of adjustable difficulty, for reinforcement learning on small models:
 `procedural/arithmetic:train?levels=0-2&count=512&seed=1`, `procedural/tools:ood?levels=1`.
 `test` has the kind of problems that `train` has and none of the same; `ood` has other numbers,
-operators, tools, values and words. The same name gives the same bytes. Beside them the starter set
-of the quickstart: one request, three candidate tools, one right call, as `starter.yaml` has them.
+operators, tools, values and words. The same name gives the same bytes.
 """
 
 from __future__ import annotations
@@ -12,16 +11,15 @@ import operator
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal
 from urllib.parse import parse_qsl
 
 from pydantic import Field
 
 from sharpen.calls import assistant_text, compact_json
-from sharpen.config import Config, parse_config, read_yaml
+from sharpen.config import Config, parse_config
 from sharpen.data.generate.plans import written
-from sharpen.data.generate.scene import HERE, frames, split_categories, using
-from sharpen.types import Dialog, Message, SharpenError, Task, ToolCall, ToolSpec
+from sharpen.data.generate.scene import frames, split_categories, using
+from sharpen.types import Message, SharpenError, Task, ToolCall
 from sharpen.world.episode import shipped_world
 from sharpen.world.fields import Family
 from sharpen.world.phrases import fill, slots
@@ -30,7 +28,6 @@ from sharpen.world.state import seeded
 PREFIX, SPLITS = "procedural/", ("train", "test", "ood")
 MOST_MISSES = 2000  # in a row: then there is nothing new left to ask
 TEST_SHARE = 0.2
-CANDIDATES = 3  # of a starter request
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 Found = tuple[str, Task] | None  # what makes a task different from others, and the task
 
@@ -124,37 +121,3 @@ def spell(call: ToolCall, phrases: list[str], strange: bool) -> str:
 
 
 MAKERS = {"arithmetic": arithmetic, "tools": tools}
-
-
-def starter_dialogs(split: Literal["train", "test"], count: int, seed: int = 0) -> list[Dialog]:
-    """Requests with their right call, each different from all others of the split."""
-    tools = read_yaml(HERE / "starter.yaml")["tools"]
-    specs = {}
-    for name, tool in tools.items():
-        schema = {"type": "object", "properties": tool["parameters"]}
-        schema["required"] = list(tool["parameters"])
-        specs[name] = ToolSpec(name, tool["description"], schema)
-    chance, names, misses = random.Random(f"starter:{split}:{seed}"), list(tools), 0
-    dialogs: dict[str, Dialog] = {}
-    while len(dialogs) < count and misses < MOST_MISSES:
-        name = names[len(dialogs) % len(names)] if misses < 50 else chance.choice(names)
-        values = {}
-        for field, schema in tools[name]["parameters"].items():
-            values[field] = chance.choice(schema.get("enum") or tools[name]["values"][field][split])
-        request = chance.choice(tools[name][split]).format(**values)
-        others = chance.sample([n for n in names if n != name], CANDIDATES - 1)
-        offered = tuple(specs[n] for n in chance.sample([name, *others], CANDIDATES))
-        misses += 1
-        if request not in dialogs:
-            misses, row = 0, f"starter-{split}-{len(dialogs)}"
-            call = Message("assistant", tool_calls=(ToolCall(name, values),))
-            said = Message("user", request), call
-            dialogs[request] = Dialog(said, offered, row, "tool_selection")
-    return list(dialogs.values())
-
-
-def starter_task(dialog: Dialog) -> Task:
-    """The same request as something to be solved."""
-    user, answer = dialog.messages
-    gold = {"calls": written(*answer.tool_calls)}
-    return Task(dialog.id, user.content, dialog.tools, gold, kind="call")

@@ -78,8 +78,8 @@ class Engine:
         done, self.refused = self.refused, []
         self.slots.model.eval()
         while not done and (self.waiting or self.live):
-            # on a GPU taking in one prompt costs as much as many, and as twenty steps of all rows:
-            # two waves a turn waste least
+            # on a GPU taking in one prompt costs as much as many, and as many steps of all rows:
+            # that is worth a wait
             share = 2 if self.slots.kernel else len(self.live)
             if len(self.waiting) * share >= len(self.live):
                 self.make_room()

@@ -169,8 +169,8 @@ class Slots:
         self.broken[:, :size] = self.on_device(chances)
         self.number.zero_()
         greedy, cut = not chances[0].any(), bool((chances[1] < 1).any())
-        steps = 1 if allowed is not None else STRIDE if self.kernel else CPU_STRIDE
-        graph = self.graph(size, greedy, cut) if steps == STRIDE else None
+        graph = self.graph(size, greedy, cut) if self.kernel and allowed is None else None
+        steps = 1 if allowed is not None else STRIDE if graph else CPU_STRIDE
         for number in range(steps):
             if graph:
                 graph.replay()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sharpen.data.coreset import normalised
+from sharpen.data.features import normalised
 from sharpen.render import Renderer
 from sharpen.train.batching import collate, micro_batches
 from sharpen.train.learner import LogprobModel

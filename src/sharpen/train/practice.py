@@ -55,10 +55,9 @@ class Practice:
         default = reward or (build_reward(config.reward) if config.reward else None)
         self.reward = default or TaskReward(config.reward_workers)
         self.play = self.self_play() if config.self_play else None
-        chosen = [
-            t for t in self.tasks if Random(f"{config.seed} {t.id}").random() < config.perturbed
-        ]
-        self.changed = Perturbation(chosen if config.perturb else (), config.perturb, config.seed)
+        seed, share = config.seed, config.perturbed if config.perturb else 0.0
+        chosen = [task for task in self.tasks if Random(f"{seed} {task.id}").random() < share]
+        self.changed = Perturbation(chosen, config.perturb, seed)
         self.judge = Judge(
             self.play or self.reward,
             config.drop_stops,
