@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from sharpen.calls import parse_message
 from sharpen.config import ConfigError
 from sharpen.envs.toolworld import ToolWorld
 from sharpen.evals.evaluator import evaluate
@@ -29,6 +30,7 @@ from sharpen.types import (
     Task,
     ToolCall,
     ToolSpec,
+    Trajectory,
     Turn,
 )
 from test_agent_reward import Bench
@@ -180,6 +182,28 @@ def test_what_trains_is_what_was_sampled(pico_folder, make):
     # only the new tokens of a turn are computed, and a prompt once for its group
     shown = sum(len(t.turns[-1].prompt_ids) for t in trajectories + again)
     assert policy.engine.computed < shown
+
+
+def test_without_closing_words_ending_is_a_choice():
+    called = Message("assistant", "", (ToolCall("echo", {}),))
+    said, broken = parse_message("All done."), parse_message("<tool_call>{")
+
+    def trained(*messages, stop=StopReason.ANSWERED, closing=False):
+        turns, prompt = [], (1, 2)
+        for message in messages:
+            ids = (10 * len(turns) + 3, 10 * len(turns) + 4, 10 * len(turns) + 5)
+            turns.append(Turn(message, stop, prompt, ids, tuple(-float(n) for n in ids)))
+            prompt = (*prompt, *ids, 7)
+        [datum] = trajectory_to_datums(Trajectory("a", tuple(turns), stop), closing)
+        assert (-datum.columns["sampler"]).tolist() == datum.ids[datum.mask].tolist()
+        return datum.ids[datum.mask].tolist()
+
+    assert trained(called, said) == [3, 4, 5, 13, 15]
+    assert trained(called, said, closing=True) == [3, 4, 5, 13, 14, 15]
+    assert trained(broken, said) == [3, 4, 5, 13, 15]
+    assert trained(called, broken) == [3, 4, 5, 13, 14, 15]  # no words
+    assert trained(said) == [3, 4, 5]  # all that it did
+    assert trained(called, said, stop=StopReason.TOKENS) == [3, 4, 5, 13, 14, 15]  # no end
 
 
 def test_continuation_is_what_the_renderer_renders(smollm2_tokenizer, pico_tokenizer):

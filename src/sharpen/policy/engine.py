@@ -172,7 +172,7 @@ class Engine:
     def close_ranks(self, size: Callable[[int], int] | None = None) -> None:
         """Live rows side by side from the first, where that makes a step smaller; an idle row and a
         live one change places."""
-        size = size or self.slots.size
+        size, moved = size or self.slots.size, dict[int, int]()
         while self.live and size(len(self.live)) < size(max(self.live) + 1):
             last = max(self.live)
             hole = next(row for row in range(last) if row not in self.live)
@@ -180,10 +180,12 @@ class Engine:
             self.slots.swap(
                 last, hole, len(request.prompt) + len(request.ids), len(self.held[hole])
             )
-            self.row_of = {k: {last: hole, hole: last}.get(v, v) for k, v in self.row_of.items()}
+            moved |= {last: hole, hole: last}  # each row at most once
             self.live[hole] = request
             for kept in (self.held, self.asked):
                 kept[hole], kept[last] = kept[last], kept[hole]
+        if moved:
+            self.row_of = {key: moved.get(row, row) for key, row in self.row_of.items()}
 
     def decode(self) -> Any:
         """The next step or steps of all live rows."""

@@ -97,7 +97,7 @@ class Slots:
     def swap(self, one: int, two: int, first: int, second: int) -> None:
         """Rows that hold `first` and `second` places change them."""
         kept = self.cache[:, :, two, :second].clone()
-        self.copy(one, [two], first)
+        self.cache[:, :, two, :first] = self.cache[:, :, one, :first]
         self.cache[:, :, one, :second] = kept
 
     def size(self, rows: int) -> int:

@@ -160,6 +160,7 @@ class RLConfig(RunConfig):
     minibatches: int = Field(1, ge=1)  # optimiser steps of a pass
     beta: float = Field(0.0, ge=0)  # weight of the KL to the reference
     clip: float = Field(0.2, gt=0)
+    closing_words: bool = True  # off: words behind all calls, unread by the reward, as a choice
     drop_stops: tuple[StopReason, ...] = ()  # samples that ended so are not trained on
     importance_cap: float = Field(0.0, ge=0)  # corrects for the sampler's arithmetic; 0: not
     patience_flat: int = Field(10, ge=1)  # steps in a row that teach nothing, then an error

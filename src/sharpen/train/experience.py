@@ -120,9 +120,10 @@ class TaskReward:
         self.verifiable.close()
 
 
-def trajectory_to_datums(trajectory: Trajectory) -> list[Datum]:
+def trajectory_to_datums(trajectory: Trajectory, closing: bool = True) -> list[Datum]:
     """The ids that the model saw, those that it sampled marked. One row, as long as every prompt
-    begins with the one before it and its answer; else a new one from there."""
+    begins with the one before it and its answer; else a new one from there. Without `closing`, what
+    is said behind all calls counts as the choice to say it: its first and its last token."""
     runs: list[list[Turn]] = []
     for turn in trajectory.turns:
         if not turn.ids:
@@ -134,23 +135,36 @@ def trajectory_to_datums(trajectory: Trajectory) -> list[Datum]:
             runs[-1].append(turn)
         else:
             runs.append([turn])
-    return [joined(run, trajectory.task_id) for run in runs]
+    whole = closing or not closes(trajectory.turns)
+    return [joined(run, trajectory.task_id, whole or run is not runs[-1]) for run in runs]
 
 
-def joined(turns: Sequence[Turn], name: str) -> Datum:
+def closes(turns: Sequence[Turn]) -> bool:
+    """Whether the last turn is words that end an episode of calls."""
+    calls = [bool(turn.message.tool_calls or turn.message.unparsed) for turn in turns]
+    return any(calls[:-1]) and not calls[-1] and turns[-1].stop is StopReason.ANSWERED
+
+
+def joined(turns: Sequence[Turn], name: str, whole: bool) -> Datum:
     ids = np.array([*turns[-1].prompt_ids, *turns[-1].ids], np.int32)
-    mask, columns = np.zeros(len(ids), bool), {}
+    mask, logprobs_T = np.zeros(len(ids), bool), np.zeros(len(ids), np.float32)
+    known = all(len(turn.logprobs) == len(turn.ids) for turn in turns)
     for turn in turns:
-        mask[len(turn.prompt_ids) : len(turn.prompt_ids) + len(turn.ids)] = True
-    if all(len(turn.logprobs) == len(turn.ids) for turn in turns):
-        columns["sampler"] = np.array([p for turn in turns for p in turn.logprobs], np.float32)
-    return Datum(ids, mask, name, columns=columns)
+        start, end = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.ids)
+        mask[start:end] = True
+        if known:
+            logprobs_T[start:end] = turn.logprobs
+    if not whole:
+        mask[len(turns[-1].prompt_ids) + 1 : -1] = False
+    return Datum(ids, mask, name, columns={"sampler": logprobs_T[mask]} if known else {})
 
 
-def rows_of(groups: Sequence[Group]) -> tuple[list[Datum], np.ndarray, np.ndarray]:
+def rows_of(
+    groups: Sequence[Group], closing: bool = True
+) -> tuple[list[Datum], np.ndarray, np.ndarray]:
     """All samples' rows, the number of the sample that each belongs to, and how many trained
     tokens each sample has."""
-    made = [trajectory_to_datums(sample) for group in groups for sample in group.samples]
+    made = [trajectory_to_datums(sample, closing) for group in groups for sample in group.samples]
     owners = np.repeat(np.arange(len(made)), [len(rows) for rows in made])
     lengths = np.array([sum(int(row.mask.sum()) for row in rows) for rows in made])
     return [row for rows in made for row in rows], owners, lengths

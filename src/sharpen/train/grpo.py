@@ -104,7 +104,7 @@ class GRPOTrainer:
         rewards = [group.rewards for group in groups]
         found = group_advantages(rewards, config.variant) if config.use_advantage else rewards
         advantages = np.concatenate(found)
-        rows, owners, lengths = rows_of(groups)
+        rows, owners, lengths = rows_of(groups, config.closing_words)
         rows = with_columns(rows, advantage=advantages[owners])
         if config.ahead:  # by the weights that they were sampled from
             rows = with_columns(rows, old=[row.columns["sampler"] for row in rows])
@@ -113,9 +113,10 @@ class GRPOTrainer:
         if config.beta:
             rows = with_columns(rows, reference=self.start.reference.logprobs(learner, rows))
         sums, reports = dict[str, Any](), list[StepReport]()
+        # samples of one task stay together: their prompt is computed once
+        part_of = np.repeat(np.arange(len(groups)), [*map(len, rewards)]) % config.minibatches
         for number in range(config.updates):
-            part = slice(number % config.minibatches, None, config.minibatches)
-            chosen = np.arange(len(lengths))[part]
+            chosen = np.flatnonzero(part_of == number % config.minibatches)
             weights = np.zeros(len(lengths))
             weights[chosen] = token_weights(lengths[chosen], config.variant, config.max_tokens)
             taken = weighted(rows, owners, weights)
