@@ -48,16 +48,20 @@ from sharpen.world.state import seeded
 STAGES = ("data", "sft", "grpo", "measure")
 # part of the benchmark → its kind of task that has an end state
 PARTS = {"selection": "select", "planning": "plan", "timing": "call", "end_to_end": "accomplish"}
+FOREVER = float("inf")
 SEED = 1  # the built sets have 0
-# the end state, and a little for coming near to gold's calls
-EARNED = dict.fromkeys(WEIGHTS, 0.0) | {"task_completion": 0.8, "tool_accuracy": 0.2}
+# the end state, and something for coming near to gold's calls
+EARNED = dict.fromkeys(WEIGHTS, 0.0) | {"task_completion": 0.7, "tool_accuracy": 0.3}
 REWARD = {"weights": EARNED, "penalties": dict.fromkeys(PENALTIES, 0.0)}
-RUN: Json = {"full": True, "save_steps": 1_000_000, "keep_checkpoints": 1, "token_budget": 32768}
-SFT = RUN | {"learning_rate": 3e-4, "num_epochs": 3, "eval_steps": 100, "max_length": 2048}
-GRPO = RUN | {"learning_rate": 3e-5, "beta": 0.0, "group_size": 16, "tasks_per_step": 64}
-GRPO |= {"minibatches": 4, "rollout_rows": 1024, "warmup_ratio": 0.05, "lr_scheduler": "linear"}
-GRPO |= {"max_steps": 100, "max_tokens": 128, "max_turns": 7, "max_length": 3072, "eval_steps": 20}
-GRPO |= {"env": "toolworld", "gate": 0.0, "curriculum": True}
+RUN: Json = {"save_steps": 1_000_000, "keep_checkpoints": 1}
+SFT = RUN | {"learning_rate": 1e-3, "num_epochs": 3, "lora_r": 64, "lora_alpha": 128}
+SFT |= {"token_budget": 32768, "max_length": 2048, "eval_steps": 100}
+GRPO = RUN | {"full": True, "learning_rate": 4e-5, "lr_scheduler": "linear", "warmup_ratio": 0.05}
+GRPO |= {"variant": "dr_grpo", "beta": 0.0, "clip_high": 0.28, "temperature": 0.8}
+GRPO |= {"tasks_per_step": 64, "group_size": 16, "minibatches": 4, "trust_sampler": True}
+GRPO |= {"rollout_rows": 512, "token_budget": 16384, "max_steps": 120, "eval_steps": 20}
+GRPO |= {"max_tokens": 128, "max_turns": 7, "max_length": 3072, "env": "toolworld", "gate": 0.0}
+GRPO |= {"curriculum": True, "perturb": ["reword"], "perturbed": 0.5}
 GRPO |= {"closing_words": False}  # which the reward does not read
 
 
@@ -70,7 +74,7 @@ def main() -> None:
     add("--model", default="smollm2-135m")
     add("--gguf", type=Path, help="make the model from this file instead")
     add("--parallel", action="store_true", help="all seeds at once")
-    add("--budget-minutes", type=float, default=1e9, help="of a seed, then its last step")
+    add("--budget-minutes", type=float, default=FOREVER, help="of a seed: as many steps as fit")
     add("--tasks", type=int, nargs=3, default=[8000, 600, 1000], help="train, curve, evaluate")
     add("--withhold", type=float, default=0.0, help="share of categories: RL's, not SFT's")
     add("--sft", nargs="*", default=[], help="settings as key=value")
@@ -94,20 +98,19 @@ def main() -> None:
 
 def in_processes(options: Any, stage: str, ends: dict[str, str]) -> None:
     """A process for each that has not left its file yet, with its log in FOLDER."""
-    waiting, running = [n for n in ends if not (options.folder / ends[n]).exists()], []
-    while waiting or running:
-        if waiting and (options.parallel or not running):
-            name = waiting.pop(0)
-            log = options.folder / f"{name}-{stage}.log"
-            command = [sys.executable, *sys.argv, "--stage", stage, "--one", name]
-            with open(log, "ab") as file:
-                running.append((log, subprocess.Popen(command, stdout=file, stderr=file)))
-            continue
-        log, process = running.pop(0)
+    failed, running = [], []
+    for name in (name for name in ends if not (options.folder / ends[name]).exists()):
+        log = options.folder / f"{name}-{stage}.log"
+        command = [sys.executable, *sys.argv, "--stage", stage, "--one", name]
+        with open(log, "ab") as file:
+            running.append((log, subprocess.Popen(command, stdout=file, stderr=file)))
+        if not options.parallel:
+            running[-1][1].wait()
+    for log, process in running:
         if process.wait():
-            for _, other in running:
-                other.terminate()
-            sys.exit(f"{log}: {log.read_text(errors='replace')[-2000:]}")
+            failed.append(f"{log}: {log.read_text(errors='replace')[-2000:]}")
+    if failed:
+        sys.exit("\n".join(failed))
 
 
 def build_data(options: Any) -> None:
@@ -219,15 +222,23 @@ def train_sft(options: Any) -> None:
 
 
 class Timed(GRPOTrainer):
-    """Ends behind the first step that is over its time, measured and saved."""
+    """As many steps as its time allows: the learning rate reaches its end when that does."""
 
-    until = 0.0
+    until = FOREVER
 
     def learn(self, groups: Any) -> Json:
-        row = super().learn(groups)
-        if time.monotonic() > self.until:
-            self.practice.total = self.learner.steps_done // self.config.updates
+        row, now = super().learn(groups), time.monotonic()
+        done = self.learner.steps_done // self.config.updates
+        self.ends = [*getattr(self, "ends", []), now][-9:]
+        left = self.practice.total - done
+        if now > self.until:
+            left = 0
             os.kill(os.getpid(), signal.SIGTERM)
+        elif len(self.ends) == 9 and self.until < FOREVER:
+            pace = (now - self.ends[0]) / 8
+            left = min(self.config.max_steps - done, max(int((self.until - now) / pace), 1))
+        self.practice.total = done + left
+        self.learner.total_steps = self.practice.total * self.config.updates
         return row
 
 

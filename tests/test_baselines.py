@@ -11,7 +11,7 @@ from sharpen.envs.perturb import WAYS, Perturbation
 from sharpen.evals.baselines import gold_messages
 from sharpen.evals.evaluator import AgentTrainingEvaluator
 from sharpen.evals.metrics import FIVE
-from sharpen.types import Dialog, SharpenError
+from sharpen.types import Dialog, Message, SharpenError, Task, ToolCall, ToolSpec
 
 ZERO = ("hallucinated_tool_rate", "over_calling_rate")
 FREE = ("tokens_per_task", "latency_per_task", "precision@3", "precision@5")
@@ -71,9 +71,31 @@ def test_remembered_names_are_worth_nothing():
         return script[min(said, len(script) - 1)]
 
     assert found(Says(remembers))[0]["tool_selection_accuracy"]["mean"] == 1.0
-    renamed, results = found(Says(remembers), perturb=("rename",))
-    assert renamed["tool_selection_accuracy"]["mean"] == renamed["plan_success_rate"]["mean"] == 0
-    assert results["all"]["hallucinated_tool_rate"]["mean"] == 1.0
+    for way in ("rename", "reword"):
+        renamed, results = found(Says(remembers), perturb=(way,))
+        assert renamed["tool_selection_accuracy"]["mean"] == 0
+        assert renamed["plan_success_rate"]["mean"] == 0
+        assert results["all"]["hallucinated_tool_rate"]["mean"] == 1.0
+
+
+def test_errors_speak_of_the_names_that_were_shown():
+    fields = {"day": {"description": "Day of the visit"}, "mat": {}}
+    shape = {"properties": fields, "required": ["day"], "additionalProperties": False}
+    tool = ToolSpec("book", "Books a visit for somebody.", shape)
+    task = Task("a", "Book me in.", (tool,))
+    changed = Perturbation([task], ["reword"])
+    [shown] = changed.dialog(Dialog(task.messages, task.tools, "a")).tools
+    assert set(shown.name.split("_")) <= {"books", "visit", "somebody"}
+    assert [*shown.parameters["properties"]] == ["day_visit", "mat_2"]  # its own name stays unknown
+    assert shown.parameters["required"] == ["day_visit"]
+    said = Message("assistant", "", (ToolCall(shown.name, {"mat": 1, "day_visit": "x"}),))
+    [call] = changed.inward("a", said).tool_calls
+    assert (call.name, call.arguments) == ("book", {"unknown.mat": 1, "day": "x"})
+    error = '{"error":"invalid","message":"day: \\"today\\" is no date; no unknown.mat"}'
+    told = changed.outward("a", Message("tool", error, name="book"))
+    assert "day_visit: " in told.content and "no mat" in told.content and "today" in told.content
+    fine = Message("tool", '{"day": "2026-01-01"}', name="book")
+    assert changed.outward("a", fine).content == fine.content
 
 
 def test_perturbed_dialogs_hold_what_they_should():

@@ -101,6 +101,29 @@ def test_a_group_computes_its_prompt_once(model, engine):
         assert alone.ids == group[number].ids
 
 
+def test_what_does_not_fit_beside_others_waits_for_them(model, engine, monkeypatch):
+    short, [long] = prompts(3), prompts(1, start=300)
+    slots = engine.slots
+    place = slots.layers * 2 * slots.inner[0] * slots.inner[1] * slots.dtype.itemsize
+    monkeypatch.setattr("sharpen.policy.slots.CPU_BYTES", 3 * 256 * place)  # one row of the long
+    found, asked = {}, replace(WARM, max_tokens=40)
+    for key, prompt in enumerate(short):
+        engine.submit(key, prompt, asked)
+    engine.submit("last", short[0], WARM)  # answered first, while the others go on
+    while "last" not in found:
+        found.update(engine.advance())
+    engine.submit("long", long, asked)
+    while not engine.idle:
+        found.update(engine.advance())
+        assert "long" not in found or len(found) == 5
+    fresh = Engine(model, engine.tokenizer, engine.stop_ids)
+    for key, prompt in [*enumerate(short), ("long", long)]:
+        assert found[key].ids == run(fresh, [prompt], asked)[0].ids
+    assert slots.places == 512 and slots.rows == engine.most_rows == 1
+    with pytest.raises(SharpenError, match="no room for 1 sequences of 1024 tokens"):
+        run(engine, prompts(1, start=800), asked)
+
+
 def test_rows_that_are_taken_over_are_not_copied_from(model, engine):
     """Old keys and new ones ask for what other rows hold, in every order."""
     known = prompts(7, start=20)  # in four rows

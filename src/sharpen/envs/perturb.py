@@ -1,6 +1,6 @@
-"""Perturbed copies of tasks: tools and arguments under other names, candidates in another order,
-more of them. In an evaluation they tell skill from memory, in training they reward reading what a
-tool says of itself.
+"""Perturbed copies of tasks: tools and arguments under other names (numbers, or words of what they
+say of themselves), candidates in another order, more of them. In an evaluation they tell skill from
+memory, in training they reward reading what a tool says of itself.
 
 Only what a policy sees is changed, and what it says is changed back: the tasks, the worlds they are
 done in and the rewards stay as they are. A name that the policy was not shown stays unknown.
@@ -8,6 +8,7 @@ done in and the rewards stay as they are. A name that the policy was not shown s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -28,8 +29,10 @@ from sharpen.types import (
     Turn,
 )
 
-WAYS = ("rename", "shuffle", "distract")
+WAYS = ("rename", "reword", "shuffle", "distract")
 MORE = 5  # distractors
+DULL = re.compile("an?|and|are|as|at|be|by|for|from|in|is|it|of|on|one|or|such|that|the|to|with")
+UNKNOWN = "unknown."
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,14 @@ class Names:
             made.append(ToolCall(self.tools.get(call.name, name), given, call.id))
         name = self.tools.get(message.name, message.name)
         return replace(message, tool_calls=tuple(made), name=name)
+
+    def told(self, error: str, tool: str) -> str:
+        """An error that a call of the tool met, by the names that the caller knows."""
+        fields = {UNKNOWN: "", **self.arguments.get(tool, {})}
+        pattern = "|".join(
+            rf"(?<!\w){re.escape(n)}(?!\w)" if n != UNKNOWN else re.escape(n) for n in fields
+        )
+        return re.sub(pattern, lambda found: fields[found[0]], error)
 
     def tool(self, tool: ToolSpec) -> ToolSpec:
         """What a name said is kept where no description says it."""
@@ -90,11 +101,15 @@ class Perturbation:
 
     def outward(self, task_id: str, message: Message) -> Message:
         """What one who knows the task says, in the words of the perturbed copy."""
-        return self.shown[task_id][1].message(message) if task_id in self.shown else message
+        if task_id not in self.shown:
+            return message
+        names, failed = self.shown[task_id][1], message.content.startswith('{"error"')
+        told = names.told(message.content, message.name) if failed else message.content
+        return names.message(replace(message, content=told))
 
     def inward(self, task_id: str, message: Message) -> Message:
         _, names = self.shown.get(task_id, ((), Names({}, {})))
-        return names.back().message(message, "unknown.") if names.tools else message
+        return names.back().message(message, UNKNOWN) if names.tools else message
 
     def meant(self, made: Trajectory) -> Trajectory:
         """With what was said as a reward knows it; ids stay as they were sampled."""
@@ -119,6 +134,12 @@ class Perturbation:
             own = {tool.name: f"tool_{n}" for tool, n in zip(tools, numbers, strict=True)}
             names = Names(own, {tool.name: fields_of(tool) for tool in tools})
             tools = [*map(names.tool, tools)]
+        elif "reword" in self.ways:
+            said = {tool.name: tool.description for tool in tools}
+            names = Names(
+                reworded(said, chance), {t.name: reworded_fields(t, chance) for t in tools}
+            )
+            tools = [*map(names.tool, tools)]
         return tuple(tools), names
 
     def distractors(self, task: Task, tools: Sequence[ToolSpec], chance: Random) -> list[ToolSpec]:
@@ -139,6 +160,25 @@ def category(task: Task) -> str:
 
 def fields_of(tool: ToolSpec) -> dict[str, str]:
     return {name: f"arg_{n}" for n, name in enumerate(tool.parameters.get("properties") or {}, 1)}
+
+
+def reworded_fields(tool: ToolSpec, chance: Random) -> dict[str, str]:
+    fields = (tool.parameters.get("properties") or {}).items()
+    return reworded({name: str((of or {}).get("description", "")) for name, of in fields}, chance)
+
+
+def reworded(said: Mapping[str, str], chance: Random) -> dict[str, str]:
+    """Other names, each the first and some further words of its description, or without one of its
+    own name."""
+    found: dict[str, str] = {}
+    for name, text in said.items():
+        words = re.findall("[a-z]+", (text or spelt(name)).lower())
+        first, *others = [word for word in words if not DULL.fullmatch(word)] or [name]
+        places = chance.sample(range(len(others)), min(chance.randint(1, 3), len(others)))
+        new = "_".join([first, *(others[at] for at in sorted(places))])
+        names = (new, *(f"{new}_{number}" for number in range(2, 999)))
+        found[name] = next(n for n in names if n not in {*found.values(), *said})
+    return found
 
 
 class PerturbedEnvironment:

@@ -98,14 +98,18 @@ class Engine:
             self.forget()
         places = max((r.length for r in self.waiting), default=0) + STRIDE + 1
         rows = min(len(self.waiting) + len(self.live), self.most_rows)
-        if places > slots.places or rows > slots.rows:
-            self.close_ranks(int)  # the first rows are kept
-            slots.resize(max(rows, slots.rows), places, kept=len(self.live))
-            if slots.rows < rows:
-                self.most_rows = slots.rows  # all that memory has room for
-            self.held = (self.held[: len(self.live)] + [()] * slots.rows)[: slots.rows]
-            self.asked = (self.asked[: len(self.live)] + [()] * slots.rows)[: slots.rows]
-            self.row_of = {k: row for k, row in self.row_of.items() if row < len(self.live)}
+        if places <= slots.places and rows <= slots.rows:
+            return
+        rows = max(rows, slots.rows)
+        if self.live and slots.fitting(rows, places)[0] < len(self.live):
+            return  # not beside what is under way: when that is done
+        self.close_ranks(int)  # the first rows are kept
+        slots.resize(rows, places, kept=len(self.live))
+        if slots.rows < rows:
+            self.most_rows = slots.rows  # all that memory has room for
+        self.held = (self.held[: len(self.live)] + [()] * slots.rows)[: slots.rows]
+        self.asked = (self.asked[: len(self.live)] + [()] * slots.rows)[: slots.rows]
+        self.row_of = {k: row for k, row in self.row_of.items() if row < len(self.live)}
 
     def admit(self) -> None:
         """Rows for waiting requests. The best is the one that holds the beginning of the prompt;
@@ -124,6 +128,9 @@ class Engine:
             if source is not None and self.asked[source] != before:
                 source = None  # overwritten since
             last = self.row_of.get(request.key)
+            if request.length + STRIDE >= self.slots.places:  # waits for a larger cache
+                left.append(request)
+                continue
             if request.key in own:
                 row = own[request.key]
             elif source in free and source not in keyed:

@@ -55,6 +55,7 @@ class Slots:
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         self.layers, self.inner = text.num_hidden_layers, (heads, width)
         self.rows = self.places = 0
+        self.cache: Any = None
         self.graphs: dict[Any, Any] = {}
         self.pool: Any = None
         self.calls: list[Any] = []  # compiled layers
@@ -63,27 +64,38 @@ class Slots:
         """Another number after every change of the weights in place."""
         return sum(parameter._version for parameter in self.parameters)
 
-    def resize(self, rows: int, places: int, kept: int) -> None:
-        """Another cache with the first `kept` rows of the old one; fewer rows than asked where
-        memory ends."""
-        if places > self.places:
-            places = min(max(places, 2 * self.places), max(places, self.context))
-        places = -(-max(places, self.places) // ROUND) * ROUND
-        row_bytes = self.layers * 2 * places * self.inner[0] * self.inner[1] * self.dtype.itemsize
+    def fitting(self, rows: int, places: int) -> tuple[int, int]:
+        """How many rows of how many places a further cache can have, of those asked for."""
         room = CPU_BYTES
         if self.device.type == "cuda":
             room = int(torch.cuda.mem_get_info(self.device)[0] * GPU_SHARE)
-        rows = min(rows, room // row_bytes)
+        token_bytes = self.layers * 2 * self.inner[0] * self.inner[1] * self.dtype.itemsize
+        if places > self.places:  # twice as many where there is room, so that it seldom happens
+            double = min(max(places, 2 * self.places), max(places, self.context))
+            places = double if double * token_bytes * rows <= room else places
+        places = -(-max(places, self.places) // ROUND) * ROUND
+        return min(rows, room // (places * token_bytes)), places
+
+    def resize(self, rows: int, places: int, kept: int) -> None:
+        """Another cache with the first `kept` rows of the old one; fewer rows than asked where
+        memory ends."""
+        if not kept:
+            self.cache = None  # nothing of it is needed, and its room is
+            self.graphs, self.pool = {}, None
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+        rows, places = self.fitting(rows, places)
         if rows < max(kept, 1):
             raise SharpenError(
-                f"no room for {max(kept, 1)} sequences of {places} tokens "
-                f"({row_bytes >> 20} MiB each); lower max_tokens or the batch size"
+                f"no room for {max(kept, 1)} sequences of {places} tokens; "
+                "lower max_tokens or the batch size"
             )
         shape = (self.layers, 2, rows, places, *self.inner)
         cache = torch.zeros(shape, dtype=self.dtype, device=self.device)
         if kept:
             cache[:, :, :kept, : self.places] = self.cache[:, :, :kept]
-        self.cache, self.rows, self.places, self.graphs = cache, rows, places, {}
+        self.cache, self.rows, self.places = cache, rows, places
+        self.graphs, self.pool = {}, None  # a pool ends with the last of its graphs
         # what a step reads and writes, at addresses that a graph may remember
         self.whole = torch.zeros(len(FIELDS), rows, dtype=torch.long, device=self.device)
         self.broken = torch.ones(2, rows, device=self.device)  # temperature, top_p

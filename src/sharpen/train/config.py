@@ -13,6 +13,7 @@ from sharpen.rewards.compose import RewardConfig
 from sharpen.types import StopReason
 
 Tracker = Literal["tensorboard", "trackio", "wandb"]
+Way = Literal["rename", "reword", "shuffle", "distract"]
 Focus = Literal["tool_format_understanding", "basic_planning_structure"]
 
 
@@ -168,7 +169,7 @@ class RLConfig(RunConfig):
     monitor: bool = False  # look for reward hacking
     curriculum: bool = False  # tasks by measured pass rate, instead of one after the other
     self_play: float = Field(0.0, ge=0, le=1)  # share of tasks in which the policy proposes tasks
-    perturb: tuple[Literal["rename", "shuffle", "distract"], ...] = ()  # of tools in training tasks
+    perturb: tuple[Way, ...] = ()  # of the tools in training tasks
     perturbed: float = Field(0.5, gt=0, le=1)  # share of tasks that are
     learning_rate: float = Field(1e-5, gt=0)
     lr_scheduler: Literal["cosine", "linear", "constant"] = "constant"
@@ -195,6 +196,7 @@ class GRPOConfig(RLConfig):
     clip_high: float | None = Field(None, gt=0)  # dapo: 0.28, else as `clip`
     refills: int | None = Field(None, ge=0)  # rounds of further tasks for flat groups; dapo: 3
     overlong_buffer: int | None = Field(None, ge=0)  # tokens; dapo: a fifth of max_tokens
+    trust_sampler: bool = False  # its log-probabilities are the old ones, not computed again
     ahead: int = Field(0, ge=0)  # steps of samples that may wait; 0: sampling and steps take turns
     max_staleness: int = Field(2, ge=0)  # steps; samples of older weights are dropped
 

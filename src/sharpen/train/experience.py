@@ -122,8 +122,8 @@ class TaskReward:
 
 def trajectory_to_datums(trajectory: Trajectory, closing: bool = True) -> list[Datum]:
     """The ids that the model saw, those that it sampled marked. One row, as long as every prompt
-    begins with the one before it and its answer; else a new one from there. Without `closing`, what
-    is said behind all calls counts as the choice to say it: its first and its last token."""
+    begins with the one before it and its answer; else a new one from there. Without `closing`, of
+    what is said behind all calls only the choice to say it is there: the first token."""
     runs: list[list[Turn]] = []
     for turn in trajectory.turns:
         if not turn.ids:
@@ -155,7 +155,8 @@ def joined(turns: Sequence[Turn], name: str, whole: bool) -> Datum:
         if known:
             logprobs_T[start:end] = turn.logprobs
     if not whole:
-        mask[len(turns[-1].prompt_ids) + 1 : -1] = False
+        end = len(turns[-1].prompt_ids) + 1
+        ids, mask, logprobs_T = ids[:end], mask[:end], logprobs_T[:end]
     return Datum(ids, mask, name, columns={"sampler": logprobs_T[mask]} if known else {})
 
 
@@ -168,6 +169,15 @@ def rows_of(
     owners = np.repeat(np.arange(len(made)), [len(rows) for rows in made])
     lengths = np.array([sum(int(row.mask.sum()) for row in rows) for rows in made])
     return [row for rows in made for row in rows], owners, lengths
+
+
+def counted(rows: Sequence[Datum]) -> list[Datum]:
+    """Rows that say the same and are equally good become one that weighs as much as they."""
+    found: dict[Any, list[Datum]] = {}
+    for row in rows:
+        key = row.ids.tobytes(), row.mask.tobytes(), row.columns["advantage"].tobytes()
+        found.setdefault(key, []).append(row)
+    return [replace(same[0], weight=sum(row.weight for row in same)) for same in found.values()]
 
 
 def with_columns(rows: Sequence[Datum], **columns: Any) -> list[Datum]:

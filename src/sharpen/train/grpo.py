@@ -22,7 +22,7 @@ from sharpen.records import atomic_folder
 from sharpen.train.advantages import group_advantages, overlong, token_weights
 from sharpen.train.ahead import Ahead
 from sharpen.train.config import GRPOConfig, RLConfig
-from sharpen.train.experience import Group, figures, rows_of, with_columns
+from sharpen.train.experience import Group, counted, figures, rows_of, with_columns
 from sharpen.train.learner import Learner, Loss, StepReport
 from sharpen.train.losses import Surrogate, policy_loss
 from sharpen.train.practice import Evaluate, Practice
@@ -106,7 +106,7 @@ class GRPOTrainer:
         advantages = np.concatenate(found)
         rows, owners, lengths = rows_of(groups, config.closing_words)
         rows = with_columns(rows, advantage=advantages[owners])
-        if config.ahead:  # by the weights that they were sampled from
+        if config.ahead or config.trust_sampler:  # by the weights that they were sampled from
             rows = with_columns(rows, old=[row.columns["sampler"] for row in rows])
         elif config.updates > 1:  # else they are what the only update computes anyway
             rows = with_columns(rows, old=learner.logprobs(rows))
@@ -119,7 +119,7 @@ class GRPOTrainer:
             chosen = np.flatnonzero(part_of == number % config.minibatches)
             weights = np.zeros(len(lengths))
             weights[chosen] = token_weights(lengths[chosen], config.variant, config.max_tokens)
-            taken = weighted(rows, owners, weights)
+            taken = counted(weighted(rows, owners, weights))
             if taken:
                 reports.append(learner.step(taken, surrogate_loss(self.how, sums)))
         learner.steps_done = behind
