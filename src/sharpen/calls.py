@@ -1,5 +1,5 @@
 """The text form of tool calls, `<tool_call>{"name": …, "arguments": {…}}</tool_call>`: written and
-read here only."""
+read here only; and what an answer says of its call."""
 
 from __future__ import annotations
 
@@ -88,6 +88,20 @@ def as_call(value: Any) -> ToolCall | str:
     if not isinstance(arguments, dict):
         return f"arguments are {type(arguments).__name__}, not an object"
     return ToolCall(value["name"], arguments)
+
+
+def failed(message: Message) -> bool:
+    """Does a tool's answer say that the call failed?"""
+    text = message.content.lstrip()
+    if message.role != "tool" or not text.startswith("{"):
+        return message.role == "tool" and text.lower().startswith(("error", "traceback"))
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    status = str(value.get("status", "")).lower()
+    wrong = value.get("error") or value.get("exception") or status in ("error", "failed", "failure")
+    return bool(wrong) or value.get("success") is False
 
 
 def skip_blank(text: str, position: int) -> int:

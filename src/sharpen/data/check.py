@@ -3,7 +3,6 @@ do the rows teach? Rows are the project's own: dialogs, preference pairs, tasks,
 
 from __future__ import annotations
 
-import json
 import marshal
 import re
 from collections import Counter
@@ -13,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from sharpen.calls import failed
 from sharpen.data.reading import Record, read_records
 from sharpen.rows import dialog_from_row, preference_from_row, task_from_row, tool_from_wire
 from sharpen.tools import check_call, schema_problem
@@ -223,20 +223,6 @@ def count_calls(noun: Any, counts: Counter[str], names: set[str]) -> None:
     wrong = [index for index, m in enumerate(messages) if failed(m)]
     counts["failure"] += bool(wrong)
     counts["retry"] += bool(wrong) and any(m.tool_calls for m in messages[wrong[0] :])
-
-
-def failed(message: Message) -> bool:
-    """Does a tool's answer say that the call failed?"""
-    text = message.content.lstrip()
-    if message.role != "tool" or not text.startswith("{"):
-        return message.role == "tool" and text.lower().startswith(("error", "traceback"))
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    status = str(value.get("status", "")).lower()
-    wrong = value.get("error") or value.get("exception") or status in ("error", "failed", "failure")
-    return bool(wrong) or value.get("success") is False
 
 
 def is_described(tool: ToolSpec) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
+from sharpen.calls import failed
 from sharpen.types import (
     Dialog,
     Environment,
@@ -103,9 +104,10 @@ class Perturbation:
         """What one who knows the task says, in the words of the perturbed copy."""
         if task_id not in self.shown:
             return message
-        names, failed = self.shown[task_id][1], message.content.startswith('{"error"')
-        told = names.told(message.content, message.name) if failed else message.content
-        return names.message(replace(message, content=told))
+        names = self.shown[task_id][1]
+        if failed(message):
+            message = replace(message, content=names.told(message.content, message.name))
+        return names.message(message)
 
     def inward(self, task_id: str, message: Message) -> Message:
         _, names = self.shown.get(task_id, ((), Names({}, {})))

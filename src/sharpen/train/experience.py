@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sharpen.calls import failed
 from sharpen.config import one_line
 from sharpen.rewards.agent import AgentRewardModel
 from sharpen.rewards.compose import as_score
@@ -123,7 +124,7 @@ class TaskReward:
 def trajectory_to_datums(trajectory: Trajectory, closing: bool = True) -> list[Datum]:
     """The ids that the model saw, those that it sampled marked. One row, as long as every prompt
     begins with the one before it and its answer; else a new one from there. Without `closing`, of
-    what is said behind all calls only the choice to say it is there: the first token."""
+    what is said behind calls that went well only the choice to say it is there: the first token."""
     runs: list[list[Turn]] = []
     for turn in trajectory.turns:
         if not turn.ids:
@@ -140,9 +141,11 @@ def trajectory_to_datums(trajectory: Trajectory, closing: bool = True) -> list[D
 
 
 def closes(turns: Sequence[Turn]) -> bool:
-    """Whether the last turn is words that end an episode of calls."""
+    """Whether the last turn is words that end an episode of calls. To give up behind a call that
+    failed is a deed."""
     calls = [bool(turn.message.tool_calls or turn.message.unparsed) for turn in turns]
-    return any(calls[:-1]) and not calls[-1] and turns[-1].stop is StopReason.ANSWERED
+    well = any(calls[:-1]) and not any(map(failed, turns[-2].results))
+    return well and not calls[-1] and turns[-1].stop is StopReason.ANSWERED
 
 
 def joined(turns: Sequence[Turn], name: str, whole: bool) -> Datum:
