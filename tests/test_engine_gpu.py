@@ -95,3 +95,15 @@ def test_alone_as_together(pico_folder, pico_tokenizer):
         alone += [sampled for _, sampled in engine.advance()]
     same = sum(a.ids == t.ids for a, t in zip(alone, together, strict=True))
     assert same >= 8  # rounding differs with the batch, and may tip a draw
+
+
+def test_a_cache_that_grows_samples_on(pico_folder, pico_tokenizer):
+    """Graphs of the smaller cache, and the pool that was theirs, are gone."""
+    sampling = Sampling(max_tokens=20, temperature=1.0, seed=3)
+    engine = Engine(lora_model(pico_folder), pico_tokenizer, frozenset())
+    for start in (9, 400, 900):
+        asked = prompts(3, start=start)
+        found = run(engine, asked, sampling)
+        fresh = Engine(engine.slots.model, pico_tokenizer, frozenset())
+        assert [s.ids for s in run(fresh, asked, sampling)] == [s.ids for s in found]
+    assert engine.slots.places > 900

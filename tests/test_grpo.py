@@ -11,7 +11,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import sharpen.train.practice as practice
 import sharpen.train.run as run_module
@@ -20,11 +22,12 @@ from sharpen.config import ConfigError
 from sharpen.evals.baselines import Gold
 from sharpen.models.load import ModelConfig, load_model, load_tokenizer
 from sharpen.report.runs import write_report
-from sharpen.train.config import GRPOConfig
-from sharpen.train.experience import Judge
-from sharpen.train.grpo import GRPOTrainer
+from sharpen.train.config import GRPOConfig, LearnerConfig
+from sharpen.train.experience import Judge, counted
+from sharpen.train.grpo import GRPOTrainer, surrogate_loss
 from sharpen.train.learner import Learner
-from sharpen.types import Dialog, SharpenError
+from sharpen.train.losses import Surrogate
+from sharpen.types import Datum, Dialog, SharpenError
 
 pytestmark = pytest.mark.usefixtures("without_reports")
 
@@ -69,6 +72,44 @@ def test_variants_train_and_their_models_load(guesser, tmp_path, variant, more):
     assert lively and all(row["norm"] > 0 and row["mismatch"] < 1e-5 for row in lively)
     assert ("kl" in lively[0]) == ("beta" in more)
     load_model(ModelConfig(base_model=str(tmp_path / "run" / "final"), device="cpu"))
+
+
+def test_equal_rows_are_computed_once(guesser):
+    chance = np.random.default_rng(0)
+    ids = [chance.integers(5, 200, 12).astype(np.int32) for _ in range(3)]
+    mask = np.arange(12) > 6
+
+    def row(which, advantage, weight):
+        columns = {
+            "advantage": np.full(5, advantage, np.float32),
+            "old": np.full(5, -5, np.float32),
+        }
+        return Datum(ids[which], mask, weight=weight, columns=columns)
+
+    rows = [row(0, 1, 0.1), row(1, -1, 0.2), row(0, 1, 0.1), row(0, 0.5, 0.1), row(2, 1, 0.1)]
+    fewer = counted([*rows, row(0, 1, 0.3)])
+    assert [round(r.weight, 6) for r in fewer] == [0.5, 0.2, 0.1, 0.1]
+    weights = []
+    for given in ([*rows, row(0, 1, 0.3)], fewer):
+        model = load_model(ModelConfig(base_model=str(guesser), device="cpu"))
+        learner = Learner(model, LearnerConfig(learning_rate=1e-2, warmup_ratio=0), 1)
+        learner.step(given, surrogate_loss(Surrogate(0.9, 9.0), {}))
+        weights.append(learner.weights())
+    for name, value in weights[0].items():
+        assert torch.allclose(value, weights[1][name], atol=1e-5), name
+
+
+def test_the_samplers_log_probabilities_may_be_the_old_ones(guesser, tmp_path, monkeypatch):
+    """On a CPU they are the learner's own, which then need not be computed again."""
+    given = {"max_steps": 2, "updates_per_step": 2}
+    rows = []
+    for name, trust in (("again", False), ("trusted", True)):
+        if trust:
+            monkeypatch.delattr(Learner, "logprobs")
+        settings = config(guesser, tasks(tmp_path), trust_sampler=trust, **given)
+        GRPOTrainer(settings, tmp_path / name).train()
+        rows.append([(row["loss"], row["norm"]) for row in metrics(tmp_path / name)])
+    assert np.allclose(*rows, atol=1e-4)
 
 
 def test_dapo_is_what_one_field_says(guesser, tmp_path):

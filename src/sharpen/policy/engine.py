@@ -40,7 +40,8 @@ class Engine:
 
     def __init__(self, model: Any, tokenizer: Any, stop_ids: frozenset[int], rows: int = 0):
         self.slots, self.tokenizer, self.stop_ids = Slots(model), tokenizer, stop_ids
-        self.most_rows = rows or (256 if self.slots.kernel else 32)
+        self.wanted_rows = rows or (256 if self.slots.kernel else 32)
+        self.most_rows = self.wanted_rows  # as far as memory goes
         self.waiting: deque[Request] = deque()
         self.refused: list[tuple[Any, Sampled]] = []
         self.live: dict[int, Request] = {}  # by row
@@ -69,6 +70,7 @@ class Engine:
 
     def forget(self) -> None:
         """What rows hold is not used again, so that what comes does not depend on what was."""
+        self.most_rows = self.wanted_rows
         self.row_of, self.held = {}, [()] * len(self.held)
         self.asked = [()] * len(self.held)
 
@@ -101,8 +103,12 @@ class Engine:
         if places <= slots.places and rows <= slots.rows:
             return
         rows = max(rows, slots.rows)
-        if self.live and slots.fitting(rows, places)[0] < len(self.live):
+        possible = slots.fitting(rows, places)[0]
+        if self.live and possible < len(self.live):
             return  # not beside what is under way: when that is done
+        if places <= slots.places and possible < min(rows, 2 * slots.rows):
+            self.most_rows = slots.rows  # a few rows more are not worth another cache
+            return
         self.close_ranks(int)  # the first rows are kept
         slots.resize(rows, places, kept=len(self.live))
         if slots.rows < rows:

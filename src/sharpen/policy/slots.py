@@ -65,15 +65,19 @@ class Slots:
         return sum(parameter._version for parameter in self.parameters)
 
     def fitting(self, rows: int, places: int) -> tuple[int, int]:
-        """How many rows of how many places a further cache can have, of those asked for."""
+        """How many rows of how many places a further cache can have, of those asked for; more
+        places where there is room, so that it seldom has to grow."""
         room = CPU_BYTES
         if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # what a learner's step left is free
             room = int(torch.cuda.mem_get_info(self.device)[0] * GPU_SHARE)
         token_bytes = self.layers * 2 * self.inner[0] * self.inner[1] * self.dtype.itemsize
-        if places > self.places:  # twice as many where there is room, so that it seldom happens
-            double = min(max(places, 2 * self.places), max(places, self.context))
-            places = double if double * token_bytes * rows <= room else places
-        places = -(-max(places, self.places) // ROUND) * ROUND
+        least = max(places, self.places)
+        more = (2 * self.places, self.places * 5 // 4) if places > self.places else ()
+        for wanted in (*more, least):
+            places = -(-max(min(wanted, self.context), least) // ROUND) * ROUND
+            if places * token_bytes * rows <= room:
+                break
         return min(rows, room // (places * token_bytes)), places
 
     def resize(self, rows: int, places: int, kept: int) -> None:
@@ -81,9 +85,7 @@ class Slots:
         memory ends."""
         if not kept:
             self.cache = None  # nothing of it is needed, and its room is
-            self.graphs, self.pool = {}, None
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+        self.graphs, self.pool = {}, None  # a pool ends with the last of its graphs
         rows, places = self.fitting(rows, places)
         if rows < max(kept, 1):
             raise SharpenError(
@@ -95,7 +97,6 @@ class Slots:
         if kept:
             cache[:, :, :kept, : self.places] = self.cache[:, :, :kept]
         self.cache, self.rows, self.places = cache, rows, places
-        self.graphs, self.pool = {}, None  # a pool ends with the last of its graphs
         # what a step reads and writes, at addresses that a graph may remember
         self.whole = torch.zeros(len(FIELDS), rows, dtype=torch.long, device=self.device)
         self.broken = torch.ones(2, rows, device=self.device)  # temperature, top_p
