@@ -264,7 +264,7 @@ def measure(options: Any, name: str) -> None:
 
     policy = LocalPolicy.load(ModelConfig(base_model=str(options.folder / name / "final")))
     kept, rows = ("id", "kind", "difficulty", "task_completion", "stop", "turns", "tokens"), []
-    for part in ("evaluate", "decisions"):
+    for part in ("evaluate", "decisions", *(("curve",) if name == "sft" else ())):
         found = play(policy, options.folder / "data" / f"{part}.jsonl")
         rows += [{"set": part} | {key: row[key] for key in kept} for row in found]
     write_jsonl(options.folder / f"items-{name}.jsonl", rows)

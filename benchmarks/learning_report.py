@@ -28,10 +28,12 @@ def report(folder: Path, names: Sequence[str]) -> None:
         {n: [row.value for row in read_jsonl(folder / path.format(n))] for n in names}
         for path in ("items-{}.jsonl", "{}/metrics.jsonl")
     )
+    start = [row["task_completion"] for row in items["sft"] if row["set"] == "curve"]
+    items = {n: [row for row in rows if row["set"] != "curve"] for n, rows in items.items()}
     done_NK = np.array([[row["task_completion"] for row in items[n]] for n in names])
     sides = dict(zip(names, done_NK, strict=True)) | {"pooled": done_NK[1:].mean(0)}
     found: Json = {n: compared(items["sft"], sides["sft"], side) for n, side in sides.items()}
-    found["sft"]["curve"] = max(row["metric"] for row in metrics["sft"] if "metric" in row)
+    found["sft"]["curve"] = float(np.mean(start))
     for name in names[1:]:
         found[name]["steps"] = metrics[name][-1]["step"]
     gains = [found[name]["all"]["gain"] for name in [*names[1:], "pooled"]]
