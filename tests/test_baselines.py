@@ -81,7 +81,7 @@ def test_remembered_names_are_worth_nothing():
 def test_errors_speak_of_the_names_that_were_shown():
     fields = {"day": {"description": "Day of the visit"}, "mat": {}}
     shape = {"properties": fields, "required": ["day"], "additionalProperties": False}
-    tool = ToolSpec("book", "Books a visit for somebody.", shape)
+    tool = ToolSpec("book_in", "Books a visit for somebody.", shape)
     task = Task("a", "Book me in.", (tool,))
     changed = Perturbation([task], ["reword"])
     [shown] = changed.dialog(Dialog(task.messages, task.tools, "a")).tools
@@ -90,11 +90,15 @@ def test_errors_speak_of_the_names_that_were_shown():
     assert shown.parameters["required"] == ["day_visit"]
     said = Message("assistant", "", (ToolCall(shown.name, {"mat": 1, "day_visit": "x"}),))
     [call] = changed.inward("a", said).tool_calls
-    assert (call.name, call.arguments) == ("book", {"unknown.mat": 1, "day": "x"})
+    assert (call.name, call.arguments) == ("book_in", {"unknown.mat": 1, "day": "x"})
+    spoken = Message("assistant", f"By {shown.name}. I would book.")
+    meant = changed.inward("a", spoken)
+    assert meant.content == "By book_in. I would book."
+    assert changed.outward("a", meant).content == spoken.content
     error = '{"error":"invalid","message":"day: \\"today\\" is no date; no unknown.mat"}'
-    told = changed.outward("a", Message("tool", error, name="book"))
+    told = changed.outward("a", Message("tool", error, name="book_in"))
     assert "day_visit: " in told.content and "no mat" in told.content and "today" in told.content
-    fine = Message("tool", '{"day": "2026-01-01"}', name="book")
+    fine = Message("tool", '{"day": "2026-01-01"}', name="book_in")
     assert changed.outward("a", fine).content == fine.content
 
 

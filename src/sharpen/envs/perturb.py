@@ -51,22 +51,21 @@ class Names:
         return Names(inverse(self.tools), fields)
 
     def message(self, message: Message, unknown: str = "") -> Message:
-        """With the other names; before one that has none stands `unknown`."""
+        """With the other names; before one that has none stands `unknown`. Words that are names
+        too stay what they are."""
         made = []
         for call in message.tool_calls:
             fields, name = self.arguments.get(call.name, {}), unknown + call.name
             given = {fields.get(n, unknown + n): value for n, value in call.arguments.items()}
             made.append(ToolCall(self.tools.get(call.name, name), given, call.id))
         name = self.tools.get(message.name, message.name)
-        return replace(message, tool_calls=tuple(made), name=name)
+        named = {old: new for old, new in self.tools.items() if "_" in old}
+        text = swapped(message.content, named)
+        return replace(message, content=text, tool_calls=tuple(made), name=name)
 
     def told(self, error: str, tool: str) -> str:
         """An error that a call of the tool met, by the names that the caller knows."""
-        fields = {UNKNOWN: "", **self.arguments.get(tool, {})}
-        pattern = "|".join(
-            rf"(?<!\w){re.escape(n)}(?!\w)" if n != UNKNOWN else re.escape(n) for n in fields
-        )
-        return re.sub(pattern, lambda found: fields[found[0]], error)
+        return swapped(error.replace(UNKNOWN, ""), self.arguments.get(tool, {}))
 
     def tool(self, tool: ToolSpec) -> ToolSpec:
         """What a name said is kept where no description says it."""
@@ -76,6 +75,10 @@ class Names:
         if shape.get("required"):
             shape["required"] = [names.get(name, name) for name in shape["required"]]
         return ToolSpec(self.tools[tool.name], tool.description or spelt(tool.name), shape)
+
+
+def swapped(text: str, names: Mapping[str, str]) -> str:
+    return re.sub(r"\w+", lambda found: names.get(found[0], found[0]), text)
 
 
 def spelt(name: str) -> str:
