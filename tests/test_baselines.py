@@ -13,6 +13,7 @@ from sharpen.evals.evaluator import AgentTrainingEvaluator
 from sharpen.evals.metrics import FIVE
 from sharpen.types import Dialog, Message, SharpenError, Task, ToolCall, ToolSpec
 
+TOGETHER = ("rename", "shuffle", "distract")
 ZERO = ("hallucinated_tool_rate", "over_calling_rate")
 FREE = ("tokens_per_task", "latency_per_task", "precision@3", "precision@5")
 
@@ -27,7 +28,9 @@ def found(model, split="test", **options):
     return judge.evaluate(model, split), judge.results
 
 
-@pytest.mark.parametrize("ways", [(), *((way,) for way in WAYS), WAYS])
+@pytest.mark.parametrize(
+    "ways", [(), *((way,) for way in WAYS), TOGETHER, ("reword", *TOGETHER[1:])]
+)
 def test_gold_is_right_by_every_metric(ways):
     five, results = found("baseline:gold", perturb=ways)
     assert set(five) == set(FIVE) and {f["mean"] for f in five.values()} == {1.0}
@@ -97,6 +100,8 @@ def test_errors_speak_of_the_names_that_were_shown():
     assert changed.outward("a", meant).content == spoken.content
     error = '{"error":"invalid","message":"day: \\"today\\" is no date; no unknown.mat"}'
     told = changed.outward("a", Message("tool", error, name="book_in"))
+    asked = Dialog((Message("tool", error, name="book_in"),), task.tools, "a")
+    assert changed.dialog(asked).messages == (told,)  # in an evaluation as in training
     assert "day_visit: " in told.content and "no mat" in told.content and "today" in told.content
     fine = Message("tool", '{"day": "2026-01-01"}', name="book_in")
     assert changed.outward("a", fine).content == fine.content
@@ -104,7 +109,7 @@ def test_errors_speak_of_the_names_that_were_shown():
 
 def test_perturbed_dialogs_hold_what_they_should():
     tasks = list(AgentTrainingUsage().iter_samples("test"))
-    changed = Perturbation(tasks, WAYS, seed=1)
+    changed = Perturbation(tasks, TOGETHER, seed=1)
     for task in tasks:
         seen = changed.dialog(Dialog(task.messages, task.tools, task.id, task.kind))
         own = {tool.name for tool in task.tools}
@@ -117,3 +122,5 @@ def test_perturbed_dialogs_hold_what_they_should():
         assert changed.inward(task.id, changed.outward(task.id, message)) == message
     with pytest.raises(SharpenError, match="perturb 'renam': expected rename"):
         Perturbation(tasks, ["renam"])
+    with pytest.raises(SharpenError, match="perturb: rename or reword"):
+        Perturbation(tasks, ["rename", "reword"])

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
+from typing import Any, Literal, get_args
 
 from sharpen.calls import failed
 from sharpen.types import (
@@ -30,7 +30,8 @@ from sharpen.types import (
     Turn,
 )
 
-WAYS = ("rename", "reword", "shuffle", "distract")
+Way = Literal["rename", "reword", "shuffle", "distract"]
+WAYS: tuple[Way, ...] = get_args(Way)
 MORE = 5  # distractors
 DULL = re.compile("an?|and|are|as|at|be|by|for|from|in|is|it|of|on|one|or|such|that|the|to|with")
 UNKNOWN = "unknown."
@@ -91,6 +92,8 @@ class Perturbation:
     def __init__(self, tasks: Sequence[Task], ways: Sequence[str] = (), seed: int = 0):
         if wrong := [way for way in ways if way not in WAYS]:
             raise SharpenError(f"perturb {wrong[0]!r}: expected {', '.join(WAYS)}")
+        if {"rename", "reword"} <= {*ways}:
+            raise SharpenError("perturb: rename or reword, a tool has one name")
         self.tasks, self.ways, self.seed = {task.id: task for task in tasks}, set(ways), seed
         self.pool = [(tool, category(task)) for task in tasks for tool in task.tools]
         self.shown: dict[str, tuple[tuple[ToolSpec, ...], Names]] = {}
@@ -100,11 +103,11 @@ class Perturbation:
             return dialog
         if dialog.id not in self.shown:
             self.shown[dialog.id] = self.draw(self.tasks[dialog.id], dialog.tools)
-        tools, names = self.shown[dialog.id]
-        return replace(dialog, tools=tools, messages=tuple(map(names.message, dialog.messages)))
+        messages = tuple(self.outward(dialog.id, message) for message in dialog.messages)
+        return replace(dialog, tools=self.shown[dialog.id][0], messages=messages)
 
     def outward(self, task_id: str, message: Message) -> Message:
-        """What one who knows the task says, in the words of the perturbed copy."""
+        """What one who knows the task, or a tool, says in the words of the perturbed copy."""
         if task_id not in self.shown:
             return message
         names = self.shown[task_id][1]

@@ -8,12 +8,12 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from sharpen.config import Config
+from sharpen.envs.perturb import Way
 from sharpen.models.load import LoRAConfig, ModelConfig
 from sharpen.rewards.compose import RewardConfig
 from sharpen.types import StopReason
 
 Tracker = Literal["tensorboard", "trackio", "wandb"]
-Way = Literal["rename", "reword", "shuffle", "distract"]
 Focus = Literal["tool_format_understanding", "basic_planning_structure"]
 
 
@@ -161,7 +161,7 @@ class RLConfig(RunConfig):
     minibatches: int = Field(1, ge=1)  # optimiser steps of a pass
     beta: float = Field(0.0, ge=0)  # weight of the KL to the reference
     clip: float = Field(0.2, gt=0)
-    closing_words: bool = True  # off: words behind all calls, unread by the reward, as a choice
+    closing_words: bool = True  # off: words behind calls that went well train as their first token
     drop_stops: tuple[StopReason, ...] = ()  # samples that ended so are not trained on
     importance_cap: float = Field(0.0, ge=0)  # corrects for the sampler's arithmetic; 0: not
     patience_flat: int = Field(10, ge=1)  # steps in a row that teach nothing, then an error
@@ -204,6 +204,8 @@ class GRPOConfig(RLConfig):
     def plays_here(self) -> GRPOConfig:
         if self.self_play and self.ahead:
             raise ValueError("ahead: in self_play, sampling and steps take turns")
+        if self.importance_cap and (self.ahead or self.trust_sampler):
+            raise ValueError("importance_cap: the old log-probabilities are the sampler's already")
         return self
 
     @model_validator(mode="after")
