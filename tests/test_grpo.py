@@ -109,6 +109,7 @@ def test_the_samplers_log_probabilities_may_be_the_old_ones(guesser, tmp_path, m
         settings = config(guesser, tasks(tmp_path), trust_sampler=trust, **given)
         GRPOTrainer(settings, tmp_path / name).train()
         rows.append([(row["loss"], row["norm"]) for row in metrics(tmp_path / name)])
+        assert ("mismatch" in metrics(tmp_path / name)[0]) == (not trust)
     assert np.allclose(*rows, atol=1e-4)
 
 
@@ -309,6 +310,8 @@ def test_the_gate_asks_for_tool_accuracy_first(sharpen, pico_folder, tmp_path):
         ({"lora_dropout": 0.1}, "lora_dropout"),
         ({"temperature": 0.0}, "temperature"),
         ({"groupsize": 4}, "did you mean 'group_size'"),
+        ({"importance_cap": 2.0, "trust_sampler": True}, "the sampler's already"),
+        ({"importance_cap": 2.0, "ahead": 1}, "the sampler's already"),
     ],
 )
 def test_wrong_settings(guesser, given, problem):

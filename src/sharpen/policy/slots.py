@@ -84,7 +84,7 @@ class Slots:
         """Another cache with the first `kept` rows of the old one; fewer rows than asked where
         memory ends."""
         if not kept:
-            self.cache = None  # nothing of it is needed, and its room is
+            self.cache, self.rows = None, 0  # nothing of it is needed, and its room is
         self.graphs, self.pool = {}, None  # a pool ends with the last of its graphs
         rows, places = self.fitting(rows, places)
         if rows < max(kept, 1):

@@ -136,7 +136,7 @@ def trajectory_to_datums(trajectory: Trajectory, closing: bool = True) -> list[D
             runs[-1].append(turn)
         else:
             runs.append([turn])
-    whole = closing or not closes(trajectory.turns)
+    whole = closing or not closes([turn for turn in trajectory.turns if turn.ids])
     return [joined(run, trajectory.task_id, whole or run is not runs[-1]) for run in runs]
 
 

@@ -106,15 +106,16 @@ class GRPOTrainer:
         advantages = np.concatenate(found)
         rows, owners, lengths = rows_of(groups, config.closing_words)
         rows = with_columns(rows, advantage=advantages[owners])
-        if config.ahead or config.trust_sampler:  # by the weights that they were sampled from
+        trusted = config.ahead or config.trust_sampler
+        if trusted:  # by the weights that they were sampled from
             rows = with_columns(rows, old=[row.columns["sampler"] for row in rows])
         elif config.updates > 1:  # else they are what the only update computes anyway
             rows = with_columns(rows, old=learner.logprobs(rows))
         if config.beta:
             rows = with_columns(rows, reference=self.start.reference.logprobs(learner, rows))
         sums, reports = dict[str, Any](), list[StepReport]()
-        # samples of one task stay together: their prompt is computed once
-        part_of = np.repeat(np.arange(len(groups)), [*map(len, rewards)]) % config.minibatches
+        # neighbours stay together: the prompt of a task is computed once
+        part_of = np.arange(len(lengths)) * config.minibatches // len(lengths)
         for number in range(config.updates):
             chosen = np.flatnonzero(part_of == number % config.minibatches)
             weights = np.zeros(len(lengths))
@@ -123,6 +124,8 @@ class GRPOTrainer:
             if taken:
                 reports.append(learner.step(taken, surrogate_loss(self.how, sums)))
         learner.steps_done = behind
+        if trusted:  # nothing was held against the sampler
+            sums.pop("mismatch")
         return update_row(reports, sums, time.monotonic() - started)
 
     def save_model(self, path: str | Path) -> None:
