@@ -1,14 +1,14 @@
 """What GRPO adds to SFT: SmolLM2-135M on tasks of tools that it never saw, three seeds, one GPU.
 
     python benchmarks/learning.py FOLDER --stage data                    # half a minute of CPU
-    python benchmarks/learning.py FOLDER --parallel --budget-minutes 4   # all that is not there yet
+    python benchmarks/learning.py FOLDER --parallel --budget-minutes 20  # all that is not there yet
 
 `data`: `agent_sft`, training tasks built like `extended` from the train split's tools, and from the
 dev split's tools tasks for the curves, tasks to evaluate on, each with a recorded end state, and
-`decisions`, tasks in which nothing is to be called. `sft`: every weight; the checkpoint that does
-most curve tasks is kept. `grpo`: from it, a process a seed; the best on the curve tasks is kept.
-`measure`: greedy answers; a task is done when its calls leave and find out what gold's do. `out/`
-gets learning.json, learning.png and what they are made of.
+`decisions`, tasks in which nothing is to be called. `sft`: an adapter; the checkpoint that does
+most curve tasks is kept. `grpo`: every weight, from there on, a process a seed; the best on the
+curve tasks is kept. `measure`: greedy answers; a task is done when its calls leave and find out
+what gold's do. `out/` gets learning.json, learning.png and what they are made of.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from sharpen.train.grpo import GRPOTrainer, finished
 from sharpen.train.run import Interrupted
 from sharpen.types import Json, Sampling, Task
 from sharpen.world.episode import shipped_world
-from sharpen.world.state import seeded
 
 STAGES = ("data", "sft", "grpo", "measure")
 # part of the benchmark → its kind of task that has an end state
@@ -76,7 +75,6 @@ def main() -> None:
     add("--parallel", action="store_true", help="all seeds at once")
     add("--budget-minutes", type=float, default=FOREVER, help="of a seed: as many steps as fit")
     add("--tasks", type=int, nargs=3, default=[8000, 600, 1000], help="train, curve, evaluate")
-    add("--withhold", type=float, default=0.0, help="share of categories: RL's, not SFT's")
     add("--sft", nargs="*", default=[], help="settings as key=value")
     add("--grpo", nargs="*", default=[], help="settings as key=value")
     add("--one", default="", help=argparse.SUPPRESS)  # a process's own share
@@ -125,11 +123,6 @@ def build_data(options: Any) -> None:
     for dialog in dialogs["train"]:
         guard.admit(dialog, "train", "sft")
     sets = draw_tasks(options.tasks, guard)
-    categories = sorted({dialog.metadata["category"] for dialog in dialogs["train"]})
-    seeded("withheld", SEED).shuffle(categories)
-    if kept := categories[: round(options.withhold * len(categories))]:
-        dialogs["train"] = [d for d in dialogs["train"] if d.metadata["category"] not in kept]
-        sets["train"] = [task for task in sets["train"] if task.metadata["category"] in kept]
     check_apart(sets, dialogs["train"])
     with atomic_folder(folder) as work:
         for name, tasks in sets.items():
@@ -225,11 +218,12 @@ class Timed(GRPOTrainer):
     """As many steps as its time allows: the learning rate reaches its end when that does."""
 
     until = FOREVER
+    ends: tuple[float, ...] = ()  # of the newest steps
 
     def learn(self, groups: Any) -> Json:
         row, now = super().learn(groups), time.monotonic()
         done = self.learner.steps_done // self.config.updates
-        self.ends = [*getattr(self, "ends", []), now][-9:]
+        self.ends = (*self.ends, now)[-9:]
         left = self.practice.total - done
         if now > self.until:
             left = 0
