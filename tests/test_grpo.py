@@ -19,6 +19,7 @@ import sharpen.train.practice as practice
 import sharpen.train.run as run_module
 from guessing import accuracy, metrics, tasks, write
 from sharpen.config import ConfigError
+from sharpen.envs.perturb import Perturbation
 from sharpen.evals.baselines import Gold
 from sharpen.models.load import ModelConfig, load_model, load_tokenizer
 from sharpen.report.runs import write_report
@@ -464,3 +465,8 @@ def test_perturbed_tasks_are_shown_otherwise_and_scored_as_they_are(guesser, tmp
         shown = {tool.name for tool in practice.changed.dialog(seen).tools}
         own = {tool.name for tool in task.tools}
         assert shown.isdisjoint(own) if task in chosen else shown == own
+    practice.dev = chosen[:1]  # whatever their ids, dev tasks are shown as they are
+    practice.policy = Gold(practice.dev, lambda _, message: message)
+    assert practice.measure()["metric"] > 0.9
+    with pytest.raises(SharpenError, match="ids of their own"):
+        Perturbation([chosen[0], chosen[0]], ["rename"])

@@ -95,6 +95,8 @@ class Perturbation:
         if {"rename", "reword"} <= {*ways}:
             raise SharpenError("perturb: rename or reword, a tool has one name")
         self.tasks, self.ways, self.seed = {task.id: task for task in tasks}, set(ways), seed
+        if ways and len(self.tasks) < len(tasks):
+            raise SharpenError("perturb: tasks need ids of their own")
         self.pool = [(tool, category(task)) for task in tasks for tool in task.tools]
         self.shown: dict[str, tuple[tuple[ToolSpec, ...], Names]] = {}
 

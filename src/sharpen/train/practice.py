@@ -122,12 +122,14 @@ class Practice:
         places = [divmod(place, len(self.tasks)) for place in range(position, position + count)]
         return [self.tasks[order(names, seed, epoch)[at]] for epoch, at in places]
 
-    def sampled(self, tasks: list[Task], temperature: float, seed: int) -> list[Trajectory]:
+    def sampled(
+        self, tasks: list[Task], temperature: float, seed: int, perturbed: bool
+    ) -> list[Trajectory]:
         config = self.config
         sampling = Sampling(
             config.max_tokens, temperature, config.top_p, seed, constrained=config.constrained
         )
-        if not config.perturb:
+        if not (perturbed and config.perturb):
             return rollout(self.policy, tasks, self.make, sampling, config.max_turns)
 
         def make() -> PerturbedEnvironment:
@@ -140,7 +142,7 @@ class Practice:
         """Each task several times, scored."""
         started = time.monotonic()
         repeated = [task for task in tasks for _ in range(self.config.group_size)]
-        trajectories = self.sampled(repeated, self.config.temperature, seed)
+        trajectories = self.sampled(repeated, self.config.temperature, seed, perturbed=True)
         ended = time.monotonic()
         groups = self.judge.groups(tasks, trajectories)
         self.seconds += ended - started, time.monotonic() - ended
@@ -180,7 +182,7 @@ class Practice:
     def measure(self) -> Json:
         """The mean score of greedy answers to the dev tasks, and of its parts."""
         judge = Judge(self.reward, workers=self.config.reward_workers)  # long answers count too
-        groups = judge.groups(self.dev, self.sampled(self.dev, 0.0, 0))
+        groups = judge.groups(self.dev, self.sampled(self.dev, 0.0, 0, perturbed=False))
         samples = [sample for group in groups for sample in group.samples]
         if not samples:
             raise SharpenError(f"no dev task could be scored: {groups[0].dropped[0]}")
