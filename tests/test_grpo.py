@@ -217,12 +217,17 @@ def test_the_curriculum_leaves_what_is_out_of_reach(guesser, tmp_path, monkeypat
         ("1 / (made.turns[0].ids[0] % 2)", "ZeroDivision"),
     ],
 )
-def test_samples_without_a_reward_are_dropped_and_counted(guesser, tmp_path, body, reason):
+def test_samples_without_a_reward_are_dropped_and_counted(
+    guesser, tmp_path, body, reason, monkeypatch, capsys
+):
+    monkeypatch.setattr("sharpen.train.display.LINE_EVERY_S", 0.0)
     reward = code(tmp_path, f"def score(task, made):\n    return {body}\n")
     GRPOTrainer(config(guesser, tasks(tmp_path), reward=reward), tmp_path / "run").train()
     rows = [row for row in metrics(tmp_path / "run") if row["dropped"]]
     assert rows and all(row["dropped"] + row["samples"] == 16 for row in rows)
     assert reason in rows[0]["dropped_why"]
+    told = f"{rows[0]['dropped']} samples dropped ({rows[0]['dropped_why']})"
+    assert told in capsys.readouterr().out
 
 
 def test_a_step_without_any_score_is_an_error(guesser, tmp_path):

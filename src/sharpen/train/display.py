@@ -52,6 +52,8 @@ class Display:
         parts += [
             f"{name} {row[name]:.4f}" for name in ("reward", "dev_loss", "metric") if name in row
         ]
+        if row.get("dropped"):  # by a reward that raises, say: it must not go unseen
+            parts += [f"{row['dropped']} samples dropped ({row['dropped_why']})"]
         parts += [f"{rate:.0f} tokens/s"]
         peak = peak_flops(self.device)
         if peak:
