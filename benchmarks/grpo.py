@@ -1,12 +1,12 @@
 """One GRPO step, ours and TRL's in one run on one device: seconds a step behind the first two.
 
-    python benchmarks/grpo.py FOLDER --race ours trl trl-best --out race.json
+    python benchmarks/grpo.py FOLDER --race ours trl trl-static trl-continuous --out race.json
 
 A model of SmolLM2-135M's shape with random weights, every weight trained, 16 prompts of one
 dataset a step, 8 samples each, 256 tokens sampled (nothing ends earlier: the weights are random),
 temperature 1, no KL, AdamW, bf16 on a GPU; the reward is the number of distinct letters. TRL has
-its own settings as shipped but for one batch a step; `trl-best` has a static cache and no gradient
-checkpointing. `ours-ahead` samples while the learner steps.
+its own settings as shipped but for one batch a step; `trl-static` has a static cache,
+`trl-continuous` transformers' continuous batching, both no gradient checkpointing. `ours-ahead` samples while the learner steps.
 """
 
 from __future__ import annotations
@@ -27,6 +27,14 @@ from sharpen.models.pico import build_pico
 from sharpen.render import hermes_template
 from sharpen.types import Score, Task, Trajectory
 
+FLAGS: dict[str, dict[str, Any]] = {
+    "trl": {},
+    "trl-static": {"cache_implementation": "static", "gradient_checkpointing": False},
+    "trl-continuous": {
+        "use_transformers_continuous_batching": True,
+        "gradient_checkpointing": False,
+    },
+}
 WORDS = ("river", "stone", "cloud", "apple", "engine", "paper", "window", "garden", "silver")
 
 
@@ -113,7 +121,7 @@ def run_ours(options: Any, folder: Path, name: str) -> list[float]:
     return ended
 
 
-def run_trl(options: Any, folder: Path, best: bool) -> list[float]:
+def run_trl(options: Any, folder: Path, name: str) -> list[float]:
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -124,7 +132,6 @@ def run_trl(options: Any, folder: Path, best: bool) -> list[float]:
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             ended.append(time.perf_counter())
 
-    more = {"cache_implementation": "static", "gradient_checkpointing": False} if best else {}
     rows = [
         [{"role": "user", "content": text}] for text in questions(options.prompts * options.steps)
     ]
@@ -140,7 +147,7 @@ def run_trl(options: Any, folder: Path, best: bool) -> list[float]:
         logging_steps=1000,
         save_strategy="no",
         report_to=[],
-        **more,
+        **FLAGS[name],
     )
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
     trainer = GRPOTrainer(
@@ -158,7 +165,7 @@ def run_trl(options: Any, folder: Path, best: bool) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="where the model is made and runs are kept")
-    parser.add_argument("--race", nargs="+", default=["ours", "trl", "trl-best"])
+    parser.add_argument("--race", nargs="+", default=["ours", *FLAGS])
     parser.add_argument("--tokenizer", default="smollm2-135m")
     parser.add_argument("--shape", default="135m", help="also pico, the toy model of the tests")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -177,7 +184,7 @@ def main() -> None:
         ended = (
             run_ours(options, folder, name)
             if name.startswith("ours")
-            else run_trl(options, folder, "best" in name)
+            else run_trl(options, folder, name)
         )
         steps = [later - before for before, later in pairwise(ended[1:])]
         rows.append({"name": name, "seconds": min(steps), "steps": [round(s, 3) for s in steps]})
