@@ -6,7 +6,8 @@ A model of SmolLM2-135M's shape with random weights, every weight trained, 16 pr
 dataset a step, 8 samples each, 256 tokens sampled (nothing ends earlier: the weights are random),
 temperature 1, no KL, AdamW, bf16 on a GPU; the reward is the number of distinct letters. TRL has
 its own settings as shipped but for one batch a step; `trl-static` has a static cache,
-`trl-continuous` transformers' continuous batching, both no gradient checkpointing. `ours-ahead` samples while the learner steps.
+`trl-continuous` transformers' continuous batching, both no gradient checkpointing. `ours-ahead`
+samples while the learner steps.
 """
 
 from __future__ import annotations

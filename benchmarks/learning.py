@@ -56,7 +56,7 @@ RUN: Json = {"save_steps": 1_000_000, "keep_checkpoints": 1}
 SFT = RUN | {"learning_rate": 1e-3, "num_epochs": 3, "lora_r": 64, "lora_alpha": 128}
 SFT |= {"token_budget": 32768, "max_length": 2048, "eval_steps": 100}
 GRPO = RUN | {"full": True, "learning_rate": 4e-5, "lr_scheduler": "linear", "warmup_ratio": 0.05}
-GRPO |= {"variant": "dr_grpo", "beta": 0.0, "clip_high": 0.28, "temperature": 0.8}
+GRPO |= {"variant": "dr_grpo", "beta": 0.0, "clip_high": 0.28, "temperature": 1.0}
 GRPO |= {"tasks_per_step": 64, "group_size": 16, "minibatches": 4, "trust_sampler": True}
 GRPO |= {"rollout_rows": 384, "token_budget": 12288, "max_steps": 200, "eval_steps": 20}
 GRPO |= {"max_tokens": 192, "max_turns": 7, "max_length": 3072, "env": "toolworld", "gate": 0.0}
@@ -207,8 +207,6 @@ def train_sft(options: Any) -> None:
     def metric(model: Any, renderer: Any) -> float:
         policies[:] = policies or [LocalPolicy(model, renderer)]
         rows = play(policies[0], data / "curve.jsonl")
-        failed = [row for row in rows if not row["task_completion"]]
-        write_jsonl(folder / "failed-sft.jsonl", failed)  # to look at
         return float(np.mean([row["task_completion"] for row in rows]))
 
     print(AgentSFTTrainer(AgentSFTConfig(**given), folder / "sft", metric).train())
@@ -260,6 +258,9 @@ def measure(options: Any, name: str) -> None:
     kept, rows = ("id", "kind", "difficulty", "task_completion", "stop", "turns", "tokens"), []
     for part in ("evaluate", "decisions", *(("curve",) if name == "sft" else ())):
         found = play(policy, options.folder / "data" / f"{part}.jsonl")
+        if part == "evaluate":  # to be looked at
+            failed = [row for row in found if not row["task_completion"]]
+            write_jsonl(options.folder / f"failed-{name}.jsonl", failed)
         rows += [{"set": part} | {key: row[key] for key in kept} for row in found]
     write_jsonl(options.folder / f"items-{name}.jsonl", rows)
 

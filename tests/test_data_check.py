@@ -118,6 +118,14 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
+def test_a_wrong_call_that_is_not_trained_is_no_fault(tmp_path: Path) -> None:
+    row = dialog({"name": 5})
+    next(m for m in row["messages"] if m.get("tool_calls"))["weight"] = 0
+    (tmp_path / "rows.jsonl").write_bytes(line(row) + b"\n")
+    report = CheckReport("")
+    assert [problems for _, problems in check_rows(tmp_path / "rows.jsonl", report)] == [[]]
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_bad_row_is_reported_at_its_line(name: str, tmp_path: Path) -> None:
     raw, reason = BAD[name]

@@ -122,6 +122,23 @@ def test_tool_results_are_what_the_world_answers(world, built):
     assert failures > 5
 
 
+def test_mistakes_are_read_and_corrections_trained(built):
+    """A wrong call that is not trained, its error, and a right call that is: in kinds that say so,
+    and nowhere else."""
+    errors = Counter()
+    for split in ("train", "dev", "test"):
+        for dialog in read_dialogs(str(built / "agent_sft" / f"{split}.jsonl")):
+            said = dialog.messages
+            wrong = [n for n, message in enumerate(said) if not message.trained]
+            assert len(wrong) == ("correction" in dialog.metadata["kind"])
+            for at in wrong:
+                errors[json.loads(said[at + 1].content)["error"]] += 1
+                assert said[at].tool_calls != said[at + 2].tool_calls
+                assert "error" not in json.loads(said[at + 3].content)
+                assert said[at + 2].tool_calls[0].name in dialog.metadata["target_tools"]
+    assert {*errors} == {"invalid_argument", "not_found", "unknown_tool"}
+
+
 def test_some_dialogs_call_nothing_and_some_in_parallel(built):
     dialogs = [dialog_from_row(row) for row in rows(built / "agent_sft" / "train.jsonl")]
     calls = [sum(len(m.tool_calls) for m in d.messages) for d in dialogs]

@@ -75,6 +75,21 @@ def test_openai(tmp_path: Path) -> None:
     assert legacy["tools"][0]["function"]["name"] == "get_weather"
 
 
+@pytest.mark.parametrize("name", ["weight", "loss_weight"])
+def test_what_is_not_to_be_trained(name: str, tmp_path: Path) -> None:
+    def turn(text: str, weight: float) -> dict:
+        return {"role": "assistant", "content": text, name: weight}
+
+    asked = {"role": "user", "content": "2 + 2?"}
+    rows = [{"messages": [asked, turn("5", 0.0), asked, turn("4", 1.0)]}]
+    rows.append({"messages": [asked, turn("4", 0.3)]})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = import_file("openai", tmp_path / "rows.jsonl", tmp_path / "out.jsonl")
+    [row] = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [m.get("weight") for m in row["messages"]] == [None, 0, None, None]
+    assert report.quarantined == 1
+
+
 def test_alpaca(tmp_path: Path) -> None:
     plain, with_history = imported("alpaca.json", tmp_path)
     assert plain["messages"][0]["content"] == "Name a prime.\n\nAbove ten."

@@ -4,6 +4,7 @@ template."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,9 +35,10 @@ values = st.recursive(
 calls = st.builds(ToolCall, texts, st.dictionaries(texts, values, max_size=3))
 replies = texts.filter(lambda text: "<tool_call>" not in text)
 assistants = st.builds(
-    lambda content, made: Message("assistant", content, tuple(made)),
+    lambda content, made, trained: Message("assistant", content, tuple(made), trained=trained),
     replies,
     st.lists(calls, max_size=2),
+    st.booleans(),
 )
 turns = st.one_of(
     assistants,
@@ -48,13 +50,18 @@ specs = st.builds(
 )
 dialogs = st.builds(
     lambda system, body, last, tools: Dialog(
-        (*((Message("system", system),) if system is not None else ()), *body, last), tuple(tools)
+        (*((Message("system", system),) if system is not None else ()), *body, trained(last)),
+        tuple(tools),
     ),
     st.none() | texts,
     st.lists(turns, max_size=5),
     assistants,
     st.lists(specs, max_size=2),
 )
+
+
+def trained(message: Message) -> Message:
+    return replace(message, trained=True)
 
 
 def trained_spans(mask) -> list[tuple[int, int]]:
@@ -70,9 +77,9 @@ def renderers(smollm2_tokenizer):
 @settings(max_examples=1000, deadline=None)
 @given(dialog=dialogs)
 def test_random_dialogs_round_trip(renderers, dialog):
-    """1,000 dialogs on each of two tokenizers: what is trained is what the assistant said,
-    and only that."""
-    wanted = [m for m in dialog.messages if m.role == "assistant"]
+    """1,000 dialogs on each of two tokenizers: what is trained is what the assistant said and is
+    to be trained, and only that."""
+    wanted = [m for m in dialog.messages if m.role == "assistant" and m.trained]
     for renderer in renderers:
         [datum] = list(renderer.render([dialog]))
         spans = trained_spans(datum.mask)
@@ -162,6 +169,9 @@ def test_no_trainable_token_is_an_error_that_names_the_row():
     renderer = Renderer(byte_tokenizer())
     with pytest.raises(RowError, match="row-9: no token to train on"):
         list(renderer.render([Dialog((Message("user", "hi"),), id="row-9")]))
+    unread = Message("assistant", "oh", trained=False)
+    with pytest.raises(RowError, match="row-9: no token to train on"):
+        list(renderer.render([Dialog((Message("user", "hi"), unread), id="row-9")]))
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,15 @@ def test_dialog_round_trip():
     assert dialog_to_row(dialog) == ROW
 
 
+def test_a_weight_of_0_is_kept():
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    wrong = {"role": "assistant", "content": "c", "weight": 0}
+    dialog = dialog_from_row({"messages": [*messages, wrong, messages[1] | {"weight": 1}]})
+    assert [m.trained for m in dialog.messages] == [True, True, False, True]
+    assert dialog_to_row(dialog)["messages"] == [*messages, wrong, messages[1]]
+    assert "weight" not in message_to_wire(dialog.messages[2], True)  # what a server would refuse
+
+
 def test_other_spellings_are_read():
     row = {
         "messages": [
@@ -115,6 +124,8 @@ def changed(**fields):
             ),
             "expected an object, found list",
         ),
+        (changed(messages=[{"role": "user", "content": "", "weight": 0}]), "0 on 'user'"),
+        (changed(messages=[{"role": "assistant", "content": "", "weight": 0.5}]), "weight: .*0.5"),
         (changed(tools={}), "tools: expected a list"),
         (changed(tools="[" * 5), "tools: not JSON"),
         (changed(tools=[{"name": ""}]), r"tools\[0\]: expected an object with a name"),

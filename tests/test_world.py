@@ -94,6 +94,21 @@ def test_wrong_calls_are_answered_with_their_error(world, code, name, arguments)
     assert episode.changes() == {}
 
 
+def test_errors_say_what_would_have_been_right(world):
+    episode = world.episode(FLIGHTS, 1)
+    flight = next(iter(episode.state()["travel/flights.flight"]))
+    told = {
+        "add_trip_extra": {"booking_id": flight, "extra": "window"},
+        "view_itinerary": {"booking_id": flight},
+        "check_in_passenger": {"booking_id": flight, "row": 3},
+    }
+    told = {name: episode.call(ToolCall(name, given))["message"] for name, given in told.items()}
+    assert '"window" is not one of "lounge", "priority_boarding", "wifi"' in told["add_trip_extra"]
+    assert '"extra_legroom"; parameters: booking_id, extra' in told["add_trip_extra"]
+    assert told["check_in_passenger"].endswith("parameters: booking_id, seat")
+    assert told["view_itinerary"].endswith(f"{flight!r}, which is the key of another kind: flight")
+
+
 @pytest.mark.parametrize("code", ["conflict", "permission", "not_found"])
 def test_refused_writes_change_nothing(world, code):
     seen = 0

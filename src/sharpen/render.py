@@ -135,7 +135,10 @@ class Renderer:
             if not (whole.startswith(after) and after.startswith(before)):
                 raise RowError(dialog.id, not_append_only(index))
             end = self.end_of_turn(after, len(before))
-            runs += [(whole[done : len(before)], False), (whole[len(before) : end], True)]
+            runs += [
+                (whole[done : len(before)], False),
+                (whole[len(before) : end], message.trained),
+            ]
             done = end
         return [*runs, (whole[done:], False)]
 
@@ -230,7 +233,7 @@ class Renderer:
             self.check_sayable(said, dialog.id)
             mask = np.repeat(np.array([trained for _, trained in runs], bool), [*map(len, ids)])
             if not mask.any():
-                raise RowError(dialog.id, "no token to train on: it has no assistant message")
+                raise RowError(dialog.id, "no token to train on: no assistant message is trained")
             flat = np.array([*chain.from_iterable(ids)], np.int32)
             yield Datum(flat, mask, dialog.id, dialog.task_type)
 
@@ -311,7 +314,7 @@ def hermes_runs(dialog: Dialog, protect: Any) -> list[Run]:
     for message in messages[1:] if messages[0].role == "system" else messages:
         if message.role == "assistant":
             turn = f"{protect(assistant_text(message, dialog.id))}<|im_end|>"
-            runs += [(f"{pending}<|im_start|>assistant\n", False), (turn, True)]
+            runs += [(f"{pending}<|im_start|>assistant\n", False), (turn, message.trained)]
             pending = "\n"
         elif message.role == "tool":
             content = protect(message.content)

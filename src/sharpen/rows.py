@@ -105,7 +105,11 @@ def message_from_wire(value: Any, where: str = "", at: str = "message") -> Messa
     content = value.get("content")
     if not isinstance(content, str):
         content = content_from_wire(content, where, f"{at}.content")
-    if not (calls or "name" in value or "tool_call_id" in value):
+    weight = value.get("weight")  # as in OpenAI's files: 0 is not trained
+    if weight is not None and not (weight in (0, 1) and role == "assistant"):
+        reason = f"expected 0 or 1 on an assistant message, found {weight!r} on {role!r}"
+        raise RowError(where, f"{at}.weight: {reason}")
+    if not (calls or weight == 0 or "name" in value or "tool_call_id" in value):
         return Message(role, content)  # most messages, at a third of the time
     return Message(
         role,
@@ -113,6 +117,7 @@ def message_from_wire(value: Any, where: str = "", at: str = "message") -> Messa
         tuple(call_from_wire(c, where, f"{at}.tool_calls[{i}]") for i, c in enumerate(calls)),
         name=text_field(value, "name", where),
         tool_call_id=text_field(value, "tool_call_id", where),
+        trained=weight != 0,
     )
 
 
@@ -152,6 +157,7 @@ def message_to_wire(message: Message, arguments_as_text: bool = False) -> Json:
         function = {"name": call.name, "arguments": given}
         calls.append(filled(call, "id") | {"type": "function", "function": function})
     wire |= {"tool_calls": calls} if calls else {}
+    wire |= {} if message.trained or arguments_as_text else {"weight": 0}
     return wire | filled(message, "name", "tool_call_id")
 
 

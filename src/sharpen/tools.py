@@ -29,6 +29,7 @@ from sharpen.types import Json, Message, SharpenError, ToolCall, ToolSpec
 
 TIMEOUT_S = 10.0
 MAX_RESULT_BYTES = 64 << 10
+MOST_OPTIONS = 30  # values that an error names
 MAX_STUCK = 64  # threads cannot be killed; with more hanging calls the process is not healthy
 
 
@@ -155,8 +156,17 @@ def complaints(validator: Any, arguments: Json) -> list[str]:
     except (TypeError, ValueError, RecursionError) as error:
         return [f"not JSON: {first_line(error)}"]
     places = [".".join(map(str, error.instance_path)) for error in errors]
-    pairs = zip(places, errors, strict=True)
-    return [f"{at}: {error.message}" if at else error.message for at, error in pairs]
+    pairs = zip(places, map(told, errors), strict=True)
+    return [f"{at}: {text}" if at else text for at, text in pairs]
+
+
+def told(error: Any) -> str:
+    """With all values that would have been right: who is told can choose again."""
+    options = getattr(error.kind, "options", None)
+    if not isinstance(options, list) or len(options) > MOST_OPTIONS:
+        return error.message
+    of = ", ".join(json.dumps(option, ensure_ascii=False) for option in options)
+    return f"{json.dumps(error.instance, ensure_ascii=False)} is not one of {of}"
 
 
 def schema_problem(parameters: Json) -> str | None:

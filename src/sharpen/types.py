@@ -75,6 +75,7 @@ class Message:
     unparsed: tuple[UnparsedToolCall, ...] = ()
     name: str = ""  # on a tool message: which tool answered
     tool_call_id: str = ""
+    trained: bool = True  # an assistant's message that is not is there to be read: a mistake, say
 
 
 @dataclass(frozen=True, slots=True)

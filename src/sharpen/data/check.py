@@ -144,7 +144,7 @@ def calls_of(noun: Any) -> Iterator[ToolCall]:
             yield ToolCall(call["name"], given)
     elif not isinstance(noun, ToolSpec):
         for message in noun.messages if isinstance(noun, Dialog) else noun.chosen + noun.rejected:
-            yield from message.tool_calls
+            yield from message.tool_calls if message.trained else ()
 
 
 def refers(value: Any) -> bool:

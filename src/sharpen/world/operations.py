@@ -67,7 +67,14 @@ class Call:
     writes: list[tuple[Entity, str, Json | None]] = field(default_factory=list)
 
     def find(self, entity: str, key: Any) -> Json:
-        return self.tables.find(self.entities[entity], key)
+        """The row; a key of something else is told to be one."""
+        try:
+            return self.tables.find(self.entities[entity], key)
+        except ToolFailure as error:
+            others = self.entities.entities.values()
+            nouns = [o.noun for o in others if isinstance(key, str) and self.tables.get(o, key)]
+            what = f", which is the key of another kind: {nouns[0]}" if nouns else ""
+            raise ToolFailure(error.code, error.message + what) from None
 
     def rows(self, entity: str) -> Iterable[Json]:
         return self.tables.rows(self.entities[entity]).values()

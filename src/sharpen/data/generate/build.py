@@ -107,6 +107,7 @@ def draw_row(shelf: Shelf, part: str, name: str, seed: int | str, index: int) ->
     place = [tool.category], rng.randrange(1 << 30), shelf.split
     episode, level = shelf.world.episode(*place, Faults(at=faults)), index % len(kind.offered)
     scene = Play(shelf, episode, rng, kind, tool, text, level)
+    scene.mistaken = rng.choice(kind.mistakes) if kind.mistakes else -1
     try:
         for play in kind.play:
             getattr(scene, play)()
@@ -118,7 +119,8 @@ def draw_row(shelf: Shelf, part: str, name: str, seed: int | str, index: int) ->
     offered = shelf.candidates(needed, count, rng, scene.barred, kind.same[level])
     specs = tuple(t.spec for t in offered)
     if kind.task_type:
-        called = list(dict.fromkeys(c.name for m in scene.messages for c in m.tool_calls))
+        right = [message for message in scene.messages if message.trained]
+        called = list(dict.fromkeys(c.name for m in right for c in m.tool_calls))
         about = {"kind": name, "category": tool.category, "target_tools": called}
         about |= {"seed": episode.seed, "faults": {"at": {str(n): f for n, f in faults.items()}}}
         return Dialog(tuple(scene.messages), specs, task_type=kind.task_type, metadata=about)

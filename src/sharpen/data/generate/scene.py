@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from sharpen.calls import compact_json
 from sharpen.config import Config, parse_config, read_yaml
+from sharpen.data.generate.mistakes import mistake
 from sharpen.types import Json, Message, SharpenError, ToolCall
 from sharpen.world.domain import Domain, Tool
 from sharpen.world.episode import FAULTS, Episode, World
@@ -40,6 +41,7 @@ class Kind(Config):
     frame: str = ""  # of a plan; else whichever fits
     tries: int = 8  # to find a plan
     faults: tuple[int, ...] = ()
+    mistakes: tuple[int, ...] = ()
     known: bool = True  # the answer without a call is gold
     writes: bool = False  # something has to be changed
 
@@ -147,6 +149,7 @@ class Scene:
     gold: Json = field(default_factory=dict)
     quiet: bool = False  # nothing is called from first to last
     last: tuple[Tool, Json] | None = None
+    mistaken: int = -1  # the number of the call that goes wrong first
 
     @property
     def domain(self) -> Domain:
@@ -179,6 +182,8 @@ class Scene:
     def perform(self, *calls: ToolCall, content: str = "") -> Json:
         """Make calls, all at once, and those again that a fault hit; the last answer."""
         number, again, excuse, result = sum(len(m.tool_calls) for m in self.messages), [], "", {}
+        if number == self.mistaken:
+            number, content = number + 1, self.blunder(calls[0], content)
         made = [replace(call, id=f"call_{number + i}") for i, call in enumerate(calls, 1)]
         self.messages.append(Message("assistant", content, tuple(made)))
         for call in made:
@@ -190,6 +195,17 @@ class Scene:
                 again.append(call)
                 excuse = excuse or frames("retry")[result["error"]]
         return self.perform(*again, content=excuse) if again else result
+
+    def blunder(self, call: ToolCall, content: str) -> str:
+        """Make the call wrongly first, which is not trained; what is said when it is corrected."""
+        wrong = replace(must(mistake(call, self.episode, self.rng)), id=f"call_{self.mistaken + 1}")
+        self.messages.append(Message("assistant", content, (wrong,), trained=False))
+        result = self.episode.call(wrong)
+        text = compact_json(result)
+        self.messages.append(Message("tool", text, name=wrong.name, tool_call_id=wrong.id))
+        if found := self.domain.tools.get(wrong.name):
+            self.used[wrong.name] = found
+        return frames("correct")[result["error"]]
 
     def serve(self, call: ToolCall) -> None:
         self.tell((self.tool, call, self.perform(call)))

@@ -54,7 +54,9 @@ def message(value: Json) -> Message:
     calls += [shapes.call_from(call) for call in value.get("tool_calls") or []]
     if value.get("function_call"):
         calls.append(shapes.call_from(value["function_call"]))
-    return Message(role, content, tuple(calls))
+    weight = value.get("weight", value.get("loss_weight"))  # OpenAI's and LLaMA-Factory's name
+    require(weight in (None, 0, 1), f"weight: expected 0 or 1, found {weight!r}")
+    return Message(role, content, tuple(calls), trained=weight != 0 or role != "assistant")
 
 
 def content_of(value: Any) -> tuple[str, list[ToolCall]]:

@@ -280,9 +280,10 @@ def joined(messages: Iterable[Message]) -> tuple[Message, ...]:
     out: list[Message] = []
     for m in messages:
         last = out[-1] if out else None
-        if last and last.role == m.role and m.role in ("user", "assistant") and not last.tool_calls:
+        alike = last and (last.role, last.trained) == (m.role, m.trained)
+        if last and alike and m.role in ("user", "assistant") and not last.tool_calls:
             content = "\n".join(part for part in (last.content, m.content) if part)
-            out[-1] = Message(m.role, content, m.tool_calls)
+            out[-1] = replace(m, content=content)
         else:
             out.append(m)
     return tuple(out)
