@@ -97,7 +97,7 @@ def read_yaml(path: str | Path, loader: Any = yaml.SafeLoader) -> Any:
 
 
 def explain(error: ValidationError, cls: type[BaseModel]) -> str:
-    """All of a pydantic error's complaints, one clause each; for an unknown field the nearest."""
+    """A pydantic error's complaints, one clause each; an unknown field with the nearest name."""
     clauses = []
     for problem in error.errors(include_url=False):
         place, text = problem["loc"], problem["msg"]

@@ -169,7 +169,7 @@ def card_bytes(preset: Preset, shape: Shape, trainable: int) -> dict[str, float]
 
 
 def activation_bytes(preset: Preset, shape: Shape, tokens: int) -> float:
-    """bf16 values kept for the backward pass; with checkpointing a row a layer, and one layer."""
+    """bf16 values kept for the backward pass; checkpointed, a row a layer and one whole layer."""
     wide, narrow = shape.heads * shape.head, shape.kv_heads * shape.head
     values = 4 * shape.hidden + 2 * wide + 2 * narrow + 4 * shape.intermediate
     if preset.lora_r:
@@ -180,12 +180,12 @@ def activation_bytes(preset: Preset, shape: Shape, tokens: int) -> float:
 
 
 def total_flops(preset: Preset, parameters: int, tokens: int) -> float:
-    """Forward 2, backward 4 (2 with frozen weights) a parameter and token; what a method adds."""
+    """Forward 2, backward 4 (2 if frozen) a parameter and token, and what the method adds."""
     train = (4.0 if preset.lora_r else 6.0) * parameters * tokens
     forward = 2.0 * parameters * tokens
     if preset.method == "dpo":  # chosen and rejected, and the reference over both
         return 2 * (train + forward)
-    if preset.method in ("ppo", "grpo"):  # sampling at a tenth of the rate, reference, critic
+    if preset.method in ("ppo", "grpo"):  # sampling a tenth as fast as training, reference, critic
         critic = train + forward if preset.method == "ppo" else 0.0
         return preset.rollouts * (train + forward + 10 * forward + critic)
     return train

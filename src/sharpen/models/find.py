@@ -119,7 +119,7 @@ def find_on_hub(name: str, pull: bool) -> str:
         raise SharpenError(f"{name}: {lost}; {advice}, or use smollm2-135m, which comes from PyPI")
     try:
         return snapshot_download(name, allow_patterns=list(PATTERNS), endpoint=endpoint)
-    except Exception as error:  # the hub client's have many bases; all mean that it is not here
+    except Exception as error:  # the hub's errors have many bases; all mean that it is not here
         raise SharpenError(f"{name}: {endpoint} did not give it: {one_line(error)}") from error
 
 
