@@ -19,11 +19,11 @@ from sharpen.train.continual import (
     Rehearsal,
     TaskRows,
     fisher_diagonal,
-    mean_loss,
     train_sequence,
     transfer_figures,
 )
 from sharpen.train.learner import Learner
+from sharpen.train.sft import token_mean
 
 
 def rows(count: int, name: str = "r", kind: str = "", losses=None) -> list[Dialog]:
@@ -263,7 +263,7 @@ def test_ewc_forgets_less_and_still_learns(pico_folder):
 def test_fisher_is_the_mean_squared_gradient_of_single_rows(pico_folder):
     model = pico_model(pico_folder, lora=True)
     learner = Learner(model, LearnerConfig(learning_rate=1e-3), 10)
-    learner.step(TASKS[0].train, mean_loss)  # so that A has a gradient too
+    learner.step(TASKS[0].train, token_mean)  # so that A has a gradient too
     data = TASKS[0].train[:3]
     found = fisher_diagonal(learner, data)
     model.eval()
@@ -284,12 +284,12 @@ def test_fisher_is_the_mean_squared_gradient_of_single_rows(pico_folder):
 
 def test_ewc_adds_the_slope_of_its_penalty(pico_folder):
     learner = Learner(pico_model(pico_folder, lora=True), LearnerConfig(learning_rate=1e-2), 10)
-    learner.step(TASKS[0].train, mean_loss)
+    learner.step(TASKS[0].train, token_mean)
     method = EWC(7.0, fisher_rows=5)
     method.before_clip(learner)
     assert all(weight.grad is None for weight in learner.master.values())  # no task learned yet
     method.after(learner, TASKS[0])
-    learner.step(TASKS[1].train, mean_loss)
+    learner.step(TASKS[1].train, token_mean)
     name, weight = next((n, w) for n, w in learner.master.items() if "lora_B" in n)
     method.before_clip(learner)
     fisher, anchor = method.kept[f"fisher.{name}"], method.kept[f"anchor.{name}"]
@@ -320,7 +320,7 @@ def test_a_method_goes_on_exactly_from_its_state(pico_folder, tmp_path, make):
     for resumed in (False, True):
         method = make()
         learner = Learner(pico_model(pico_folder, lora=True), config, 20)
-        learner.step(TASKS[0].train, mean_loss)
+        learner.step(TASKS[0].train, token_mean)
         method.after(learner, TASKS[0])
         if resumed:
             tensors, values = method.state()
@@ -331,7 +331,7 @@ def test_a_method_goes_on_exactly_from_its_state(pico_folder, tmp_path, make):
             )
         learner.before_clip.append(method.before_clip)
         for _ in range(3):
-            learner.step(method.rows(TASKS[1]), mean_loss)
+            learner.step(method.rows(TASKS[1]), token_mean)
         weights.append(torch.cat([w.detach().flatten() for w in learner.master.values()]))
     assert torch.equal(*weights)
 

@@ -13,7 +13,7 @@ from sharpen.data.generate.starter import starter_dialogs, starter_task
 from sharpen.evals.evaluator import evaluate
 from sharpen.evals.intervals import figure, wilson
 from sharpen.render import Renderer
-from sharpen.rewards.calls import CallReward, call_problems, equal_value, same_calls
+from sharpen.rewards.calls import CallReward, ToolCallEvaluator, call_problems, equal_value
 from sharpen.types import (
     Dialog,
     Message,
@@ -98,8 +98,9 @@ def test_call_problems(message, problem):
 
 def test_calls_compare_as_multisets():
     a, b = ToolCall("f", {"x": 1}), ToolCall("f", {"x": 2})
-    assert same_calls([a, b], [b, a])
-    assert not same_calls([a, a], [a]) and not same_calls([a], [a, a]) and not same_calls([], [a])
+    others = (([a, a], [a], False), ([a], [a, a], False), ([], [a], False))
+    for found, wanted, same in (([a, b], [b, a], True), *others):
+        assert ToolCallEvaluator().evaluate_calls(found, wanted)["overall_correct"] is same
     assert equal_value(2, 2.0) and equal_value(" Paris", "paris ") and not equal_value(True, 1)
     assert not equal_value("2", 2) and not equal_value({"a": 1}, {"a": 1, "b": None})
 

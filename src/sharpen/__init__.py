@@ -5,66 +5,42 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# public name → the module that has it
-_PUBLIC = {
-    **dict.fromkeys(
-        (
-            "Datum", "Dialog", "Message", "Preference", "Sampling", "Score", "SharpenError",
-            "StopReason", "Task", "ToolCall", "ToolSpec", "Trajectory", "Turn", "UnparsedToolCall",
-        ),
-        "sharpen.types",
-    ),
-    "AgentSFTConfig": "sharpen.train.config",
-    "AgentSFTTrainer": "sharpen.train.sft",
-    "AgentLoRATrainer": "sharpen.train.sft",
-    "RewardModelConfig": "sharpen.train.config",
-    "RewardModelTrainer": "sharpen.train.reward_model",
-    "DPOConfig": "sharpen.train.config",
-    "DPOTrainer": "sharpen.train.dpo",
-    "generate_preference_pairs": "sharpen.train.preferences",
-    "GRPOConfig": "sharpen.train.config",
-    "GRPOTrainer": "sharpen.train.grpo",
-    "PPOConfig": "sharpen.train.config",
-    "PPOTrainer": "sharpen.train.ppo",
-    "RLTrainingConfig": "sharpen.train.config",
-    "R1TrainingConfig": "sharpen.train.config",
-    "AgentRLTrainer": "sharpen.train.rl",
-    "R1StyleTrainer": "sharpen.train.rl",
-    "LearnedReward": "sharpen.rewards.learned",
-    "CoresetSelector": "sharpen.data.coreset",
-    "OnlineContinualLearner": "sharpen.data.replay",
-    "tool": "sharpen.tools",
-    "Sandbox": "sharpen.sandbox",
-    "VerifiableRewardCalculator": "sharpen.rewards.verifiable",
-    **dict.fromkeys(
-        ("AgentRewardConfig", "AgentRewardModel", "PlanEvaluator", "ToolVerifier"),
-        "sharpen.rewards.agent",
-    ),
-    "ToolCallEvaluator": "sharpen.rewards.calls",
-    "AgentTrajectoryRL": "sharpen.rewards.trajectory",
-    "Renderer": "sharpen.render",
-    "LocalPolicy": "sharpen.policy.local",
-    "RemotePolicy": "sharpen.policy.remote",
-    "VLLMPolicy": "sharpen.policy.vllm",
-    **dict.fromkeys(("Judge", "JudgeConfig"), "sharpen.rewards.judge"),
-    **dict.fromkeys(
-        ("RLVRHackingDetector", "RLVRRewardShaping", "HackingMonitor"), "sharpen.rewards.hacking"
-    ),
-    **dict.fromkeys(("AgentTrainingEvaluator", "EvaluateOptions"), "sharpen.evals.evaluator"),
-    "evaluate_merged": "sharpen.evals.abilities",
-    "ModelConfig": "sharpen.models.load",
-    "LoRAConfig": "sharpen.models.load",
-    **dict.fromkeys(
-        ("AgentTrainingUsage", "AgentSFTFormatter", "AgentDialogProcessor", "ProcessedDialog"),
-        "sharpen.data.sources",
-    ),
-    **dict.fromkeys(
-        ("ToolCallDataGenerator", "ReActDataGenerator", "mask_functions", "preference_pair"),
-        "sharpen.data.generate.samples",
-    ),
-    "ReasoningDataGenerator": "sharpen.data.generate.samples",
-    "LongContextDataGenerator": "sharpen.data.generate.samples",
-}  # fmt: skip
+# module → its public names
+_NAMES = {
+    "types": "Datum Dialog Message Preference Sampling Score SharpenError StopReason Task ToolCall"
+    " ToolSpec Trajectory Turn UnparsedToolCall",
+    "train.config": "AgentSFTConfig RewardModelConfig DPOConfig GRPOConfig PPOConfig"
+    " RLTrainingConfig R1TrainingConfig",
+    "train.sft": "AgentSFTTrainer AgentLoRATrainer",
+    "train.reward_model": "RewardModelTrainer",
+    "train.dpo": "DPOTrainer",
+    "train.preferences": "generate_preference_pairs",
+    "train.grpo": "GRPOTrainer",
+    "train.ppo": "PPOTrainer",
+    "train.rl": "AgentRLTrainer R1StyleTrainer",
+    "rewards.agent": "AgentRewardConfig AgentRewardModel PlanEvaluator ToolVerifier",
+    "rewards.calls": "ToolCallEvaluator",
+    "rewards.hacking": "RLVRHackingDetector RLVRRewardShaping HackingMonitor",
+    "rewards.judge": "Judge JudgeConfig",
+    "rewards.learned": "LearnedReward",
+    "rewards.trajectory": "AgentTrajectoryRL",
+    "rewards.verifiable": "VerifiableRewardCalculator",
+    "data.coreset": "CoresetSelector",
+    "data.replay": "OnlineContinualLearner",
+    "data.sources": "AgentTrainingUsage AgentSFTFormatter AgentDialogProcessor ProcessedDialog",
+    "data.generate.samples": "ToolCallDataGenerator ReActDataGenerator mask_functions"
+    " preference_pair ReasoningDataGenerator LongContextDataGenerator",
+    "evals.abilities": "evaluate_merged",
+    "evals.evaluator": "AgentTrainingEvaluator EvaluateOptions",
+    "models.load": "ModelConfig LoRAConfig",
+    "policy.local": "LocalPolicy",
+    "policy.remote": "RemotePolicy",
+    "policy.vllm": "VLLMPolicy",
+    "render": "Renderer",
+    "sandbox": "Sandbox",
+    "tools": "tool",
+}
+_PUBLIC = {name: f"sharpen.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

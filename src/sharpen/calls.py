@@ -22,15 +22,13 @@ def compact_json(value: Any) -> str:
 def assistant_text(message: Message, where: str) -> str:
     """Content and calls as the assistant writes them; a broken call is written as it was."""
     try:
-        calls = [
-            f'{OPEN_CALL}{{"name":{compact_json(call.name)},"arguments":{compact_json(call.arguments)}}}'
-            f"{CLOSE_CALL}"
-            for call in message.tool_calls
-        ]
+        calls = [{"name": c.name, "arguments": c.arguments} for c in message.tool_calls]
+        written = list(map(compact_json, calls))
     except (TypeError, ValueError, RecursionError) as error:
         raise RowError(where, f"tool call arguments are not JSON: {error}") from None
-    broken = [f"{OPEN_CALL}{bad.raw}{CLOSE_CALL}" for bad in message.unparsed]
-    return "\n".join(([message.content] if message.content else []) + calls + broken)
+    written += [bad.raw for bad in message.unparsed]
+    lines = [f"{OPEN_CALL}{text}{CLOSE_CALL}" for text in written]
+    return "\n".join([message.content, *lines] if message.content else lines)
 
 
 def parse_message(text: str) -> Message:
@@ -41,11 +39,8 @@ def parse_message(text: str) -> Message:
     position = 0
     while (start := text.find(OPEN_CALL, position)) >= 0 and len(unparsed) < MAX_BROKEN:
         before = text[position:start]
-        content.append(
-            before.removesuffix("\n") if not calls and not unparsed else before.strip("\n")
-        )
-        inner = start + len(OPEN_CALL)
-        call, position = parse_call(text, inner)
+        content.append(before.strip("\n") if calls or unparsed else before.removesuffix("\n"))
+        call, position = parse_call(text, start + len(OPEN_CALL))
         (calls if isinstance(call, ToolCall) else unparsed).append(call)  # type: ignore[arg-type]
     rest = text[position:]
     content.append(rest if not calls and not unparsed else rest.strip("\n"))

@@ -45,9 +45,8 @@ class Config(BaseModel, metaclass=ExplainedModel):
 
     def hash(self) -> str:
         """Names this exact configuration in manifests and caches."""
-        return hashlib.sha256(
-            json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()
-        ).hexdigest()[:16]
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def load_config(cls: type[C], path: str | Path | None = None, overrides: Sequence[str] = ()) -> C:
@@ -56,8 +55,7 @@ def load_config(cls: type[C], path: str | Path | None = None, overrides: Sequenc
 
 
 def parse_config(cls: type[C], values: Any, where: str) -> C:
-    """Plain values → a checked config, whatever is wrong with them said in one line that starts
-    with `where`."""
+    """Plain values → a checked config; all that is wrong is one line that starts with `where`."""
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected a mapping of settings, found {type(values).__name__}")
     try:
@@ -94,47 +92,34 @@ def read_yaml(path: str | Path, loader: Any = yaml.SafeLoader) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise ConfigError(
-            f"{where}: not YAML: {getattr(error, 'problem', None) or one_line(error)}"
-        ) from None
+        problem = getattr(error, "problem", None) or one_line(error)
+        raise ConfigError(f"{where}: not YAML: {problem}") from None
 
 
 def explain(error: ValidationError, cls: type[BaseModel]) -> str:
-    """All of a pydantic error's complaints, one clause each, with the nearest known name for an
-    unknown field."""
+    """A pydantic error's complaints, one clause each; an unknown field with the nearest name."""
     clauses = []
     for problem in error.errors(include_url=False):
-        path = ".".join(str(part) for part in problem["loc"]) or "value"
+        place, text = problem["loc"], problem["msg"]
         if problem["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(
-                str(problem["loc"][-1]), field_names(cls, problem["loc"][:-1]), n=1
-            )
-            clauses.append(
-                f"{path}: unknown field" + (f", did you mean {near[0]!r}?" if near else "")
-            )
+            near = difflib.get_close_matches(str(place[-1]), field_names(cls, place[:-1]), n=1)
+            text = "unknown field" + (f", did you mean {near[0]!r}?" if near else "")
         elif problem["type"] == "missing":
-            clauses.append(f"{path}: missing")
+            text = "missing"
         else:
             shown = repr(problem["input"])
             shown = shown if len(shown) <= 60 else shown[:57] + "..."
-            clauses.append(
-                f"{path}: {problem['msg'][0].lower()}{problem['msg'][1:]} (found {shown})"
-            )
+            text = f"{text[0].lower()}{text[1:]} (found {shown})"
+        clauses.append(f"{'.'.join(map(str, place)) or 'value'}: {text}")
     return "; ".join(clauses)
 
 
 def field_names(cls: type[BaseModel], path: Sequence[Any]) -> list[str]:
-    """Field names of every model that a field of `cls` may hold at `path` (a union's tag or an
-    index is passed over)."""
+    """Fields of every model that `cls` may hold at `path`; a union's tag or an index is skipped."""
     models: list[type[BaseModel]] = [cls]
     for part in path:
-        inner = [
-            f.annotation
-            for model in models
-            for name, f in model.model_fields.items()
-            if name == str(part)
-        ]
-        models = [m for annotation in inner for m in models_in(annotation)] or models
+        fields = [model.model_fields.get(str(part)) for model in models]
+        models = [m for field in fields if field for m in models_in(field.annotation)] or models
     return sorted({name for model in models for name in model.model_fields})
 
 

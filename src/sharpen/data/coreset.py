@@ -16,10 +16,8 @@ from sharpen.types import Dialog, Encoder, RowError, Scorer, SharpenError
 
 Row = TypeVar("Row")
 Influence = Callable[[Sequence[Dialog]], Sequence[float]]  # how much a row helps what is wanted
-STRATEGIES = (
-    *("loss_topk", "diversity", "hybrid", "random", "facility_location", "gradient"),
-    *("curriculum", "curriculum_length"),
-)
+STRATEGIES = ("loss_topk", "diversity", "hybrid", "random", "facility_location", "gradient")
+STRATEGIES += ("curriculum", "curriculum_length")
 BATCH = 1024  # rows that a model or an encoder is handed at a time
 POOL = 2048  # rows among which the next farthest ones are looked for
 GROUP = 2048  # rows whose mutual similarities are held at once

@@ -157,7 +157,6 @@ class ShardWriter:
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-
         os.pwrite(handle, len(text).to_bytes(8, "little") + text, 0)
         os.ftruncate(handle, 8 + len(text) + end)
         for name in names:

@@ -65,10 +65,8 @@ def plain_head(causal: Any) -> Any:
 def check_layers(causal: Any) -> Any:
     """The decoder, if a cache of keys and values is all that its layers remember."""
     config, decoder = causal.config.get_text_config(), getattr(causal, causal.base_model_prefix)
-    kinds = set(getattr(config, "layer_types", None) or ()) - {
-        "full_attention",
-        "sliding_attention",
-    }
+    known = {"full_attention", "sliding_attention"}
+    kinds = set(getattr(config, "layer_types", None) or ()) - known
     if kinds or not all(hasattr(layer, "self_attn") for layer in getattr(decoder, "layers", [0])):
         what = ", ".join(sorted(kinds)) or "of another build"
         raise SharpenError(f"{config.model_type}: layers ({what}) that cannot be sampled from here")

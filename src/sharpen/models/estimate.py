@@ -8,14 +8,13 @@ certain part; the guess of time assumes a share of the card's peak that is state
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-import yaml
 from pydantic import Field
 
-from sharpen.config import Config
+from sharpen.config import Config, read_yaml
+from sharpen.models.load import LINEAR_LAYERS
 from sharpen.records import read_json
 from sharpen.types import SharpenError
 
@@ -91,9 +90,7 @@ class Preset(Config):
     lora_r: int = Field(64, ge=0)  # 0: full fine-tuning
     lora_alpha: int = 128
     lora_dropout: float = 0.05
-    lora_target_modules: tuple[str, ...] = (
-        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
-    )  # fmt: skip
+    lora_target_modules: tuple[str, ...] = LINEAR_LAYERS
     num_epochs: int = Field(3, ge=1)
     batch_size: int = Field(4, ge=1)
     gradient_accumulation: int = Field(8, ge=1)
@@ -135,10 +132,8 @@ def estimate(preset: Preset) -> Estimate:
     card = CARDS.get(preset.card)
     if card is None:
         raise SharpenError(f"card {preset.card!r}: known cards are {', '.join(CARDS)}")
-    whole = shape.parameters()
-    trainable = (
-        shape.lora_parameters(preset.lora_r, preset.lora_target_modules) if preset.lora_r else whole
-    )
+    whole, rank = shape.parameters(), preset.lora_r
+    trainable = shape.lora_parameters(rank, preset.lora_target_modules) if rank else whole
     memory = {part: count / GIB for part, count in card_bytes(preset, shape, trainable).items()}
     tokens = preset.num_epochs * preset.dialogs * preset.mean_tokens
     hours = total_flops(preset, whole, tokens) / (card.peak * card.share * preset.cards) / 3600
@@ -149,8 +144,7 @@ def estimate(preset: Preset) -> Estimate:
 
 
 def card_bytes(preset: Preset, shape: Shape, trainable: int) -> dict[str, float]:
-    """Bytes by part on each card: weights and optimiser sharded over the cards, a micro-batch on
-    each."""
+    """Bytes by part on each card: weights and optimiser are sharded, each has a micro-batch."""
     held = "4bit" if preset.load_in_4bit else "8bit" if preset.load_in_8bit else "bfloat16"
     if preset.card == "cpu":
         held = "float32"
@@ -175,8 +169,7 @@ def card_bytes(preset: Preset, shape: Shape, trainable: int) -> dict[str, float]
 
 
 def activation_bytes(preset: Preset, shape: Shape, tokens: int) -> float:
-    """bf16 values kept for the backward pass; with checkpointing one row a layer and one layer at a
-    time."""
+    """bf16 values kept for the backward pass; checkpointed, a row a layer and one whole layer."""
     wide, narrow = shape.heads * shape.head, shape.kv_heads * shape.head
     values = 4 * shape.hidden + 2 * wide + 2 * narrow + 4 * shape.intermediate
     if preset.lora_r:
@@ -187,16 +180,12 @@ def activation_bytes(preset: Preset, shape: Shape, tokens: int) -> float:
 
 
 def total_flops(preset: Preset, parameters: int, tokens: int) -> float:
-    """Forward 2, backward 4 (2 with frozen weights) a parameter and token, and what the method adds
-    to it."""
+    """Forward 2, backward 4 (2 if frozen) a parameter and token, and what the method adds."""
     train = (4.0 if preset.lora_r else 6.0) * parameters * tokens
     forward = 2.0 * parameters * tokens
     if preset.method == "dpo":  # chosen and rejected, and the reference over both
         return 2 * (train + forward)
-    if preset.method in (
-        "ppo",
-        "grpo",
-    ):  # sampling runs at a tenth of the training rate, reference, critic
+    if preset.method in ("ppo", "grpo"):  # sampling a tenth as fast as training, reference, critic
         critic = train + forward if preset.method == "ppo" else 0.0
         return preset.rollouts * (train + forward + 10 * forward + critic)
     return train
@@ -207,13 +196,10 @@ def find_shape(model: str) -> Shape:
     config = Path(model) / "config.json"
     if config.is_file():
         return shape_of(read_json(config), model)
-    known = yaml.safe_load(
-        resources.files("sharpen.models").joinpath("shapes.yaml").read_text("utf-8")
-    )
+    known = read_yaml(Path(__file__).with_name("shapes.yaml"))
     if model not in known:
-        raise SharpenError(
-            f"{model}: neither a model folder nor a known shape ({', '.join(known)})"
-        )
+        names = ", ".join(known)
+        raise SharpenError(f"{model}: neither a model folder nor a known shape ({names})")
     return Shape(**known[model])
 
 
@@ -231,34 +217,25 @@ def shape_of(config: dict, where: str) -> Shape:
             head_dim=config.get("head_dim") or 0,
         )
     except KeyError as error:
-        raise SharpenError(
-            f"{where}: config.json has no {error.args[0]}, cannot estimate"
-        ) from None
+        missing = f"config.json has no {error.args[0]}"
+        raise SharpenError(f"{where}: {missing}, cannot estimate") from None
 
 
 def inference(model: str, rows: int, tokens: int, batch_size: int, card: str = "cpu") -> Estimate:
-    """Answering `rows` prompts with `tokens` in all: weights, the cache of one batch, and the time
-    to read and write."""
+    """Answering `rows` prompts with `tokens` in all: weights, one batch's cache, and the time."""
     shape, machine = find_shape(model), CARDS[card]
     width = 4.0 if card == "cpu" else 2.0
-    cache = (
-        2 * shape.layers * shape.kv_heads * shape.head * width * tokens / max(rows, 1) * batch_size
-    )
+    a_token = 2 * shape.layers * shape.kv_heads * shape.head * width
+    cache = a_token * tokens / max(rows, 1) * batch_size
     memory = {"weights": shape.parameters() * width / GIB, "cache": cache / GIB}
     hours = 2.0 * shape.parameters() * tokens / (machine.peak * machine.share) / 3600
     return Estimate(shape.parameters(), 0, memory, tokens, hours, f"{rows} answers on {card}")
 
 
-# The resource table of the pipeline's specification (section 6.1): what it says, and the settings
-# behind it.
+PPO = Preset(method="ppo", load_in_8bit=True, dialogs=2000, cards=2, num_epochs=1)
+# The resource table of the pipeline's specification (section 6.1), and the settings behind it.
 SPEC_TABLE: tuple[tuple[str, str, float, float, Preset], ...] = (
     ("SFT", "4K dialogs", 60, 8, Preset(load_in_8bit=True)),
     ("DPO", "2K pairs", 70, 4, Preset(method="dpo", load_in_8bit=True, dialogs=2000, batch_size=2)),
-    (
-        "PPO",
-        "online",
-        140,
-        12,
-        Preset(method="ppo", load_in_8bit=True, dialogs=2000, cards=2, num_epochs=1),
-    ),
+    ("PPO", "online", 140, 12, PPO),
 )

@@ -51,10 +51,8 @@ def find_model(name: str, pull: bool = True) -> Path:
         return folder
     if name.count("/") == 1 and not name.startswith((".", "/")):
         return check_folder(Path(find_on_hub(name, pull)))
-    raise SharpenError(
-        f"{name}: no such folder, and not a model name; known names: {', '.join(NAMED)}, "
-        "or org/name on the hub"
-    )
+    known = f"known names: {', '.join(NAMED)}, or org/name on the hub"
+    raise SharpenError(f"{name}: no such folder, and not a model name; {known}")
 
 
 def named_folder(name: str) -> Path:
@@ -65,7 +63,8 @@ def pull_named(name: str, source: Path | None = None, again: bool = False) -> Pa
     """Build a named model into the cache, or check the hashes of the one that is there."""
     folder = named_folder(name)
     if (folder / MANIFEST).is_file() and not again:
-        damaged = damaged_files(folder)
+        wanted, found = read_json(folder / MANIFEST)["files"], sha256_folder(folder)
+        damaged = [file for file, digest in wanted.items() if found.get(file) != digest]
         if not damaged:
             return folder
         # a cache can be rebuilt, so a damaged one is, and says so
@@ -75,13 +74,6 @@ def pull_named(name: str, source: Path | None = None, again: bool = False) -> Pa
         build(work) if source is None else build(work, source)
         write_json(work / MANIFEST, {"name": name, "files": sha256_folder(work)})
     return folder
-
-
-def damaged_files(folder: Path) -> list[str]:
-    """Files of a cached model that are missing or not what they were."""
-    wanted = read_json(folder / MANIFEST)["files"]
-    found = sha256_folder(folder)
-    return [name for name, digest in wanted.items() if found.get(name) != digest]
 
 
 def check_folder(folder: Path, trust_remote_code: bool = False) -> Path:
@@ -94,16 +86,13 @@ def check_folder(folder: Path, trust_remote_code: bool = False) -> Path:
     if not any(folder.glob("*.safetensors")):
         pickled = sorted(p.name for p in [*folder.glob("*.bin"), *folder.glob("*.pt")])
         if pickled:
-            raise SharpenError(
-                f"{folder}: weights are pickled ({pickled[0]}), which can run code when loaded; "
-                "convert them to safetensors"
-            )
+            risk = f"weights are pickled ({pickled[0]}), which can run code when loaded"
+            raise SharpenError(f"{folder}: {risk}; convert them to safetensors")
         raise SharpenError(f"{folder}: not a model folder: no .safetensors file")
     if not adapter and not trust_remote_code and has_code(folder):
-        raise SharpenError(
-            f"{folder}: the model brings its own Python code (auto_map in config.json); "
-            "read it, then ask for it with trust_remote_code=true"
-        )
+        risk = "the model brings its own Python code (auto_map in config.json)"
+        advice = "read it, then ask for it with trust_remote_code=true"
+        raise SharpenError(f"{folder}: {risk}; {advice}")
     return folder
 
 
@@ -125,24 +114,18 @@ def find_on_hub(name: str, pull: bool) -> str:
         raise SharpenError(f"{name}: not in the local hub cache, and offline mode is on")
     endpoint = reachable_endpoint()
     if endpoint is None:
-        raise SharpenError(
-            f"{name}: not in the local hub cache, and neither the hub nor a mirror answers; "
-            "set HF_ENDPOINT to a mirror you can reach, give a local folder, or use smollm2-135m, "
-            "which comes from PyPI"
-        )
+        lost = "not in the local hub cache, and neither the hub nor a mirror answers"
+        advice = "set HF_ENDPOINT to a mirror you can reach, give a local folder"
+        raise SharpenError(f"{name}: {lost}; {advice}, or use smollm2-135m, which comes from PyPI")
     try:
         return snapshot_download(name, allow_patterns=list(PATTERNS), endpoint=endpoint)
-    except (
-        Exception
-    ) as error:  # the hub client's errors have many bases; all mean that it is not here
+    except Exception as error:  # the hub's errors have many bases; all mean that it is not here
         raise SharpenError(f"{name}: {endpoint} did not give it: {one_line(error)}") from error
 
 
 def offline() -> bool:
-    return any(
-        os.environ.get(key, "").lower() in ("1", "true", "yes", "on")
-        for key in ("SHARPEN_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    )
+    switches = ("SHARPEN_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    return any(os.environ.get(key, "").lower() in ("1", "true", "yes", "on") for key in switches)
 
 
 def reachable_endpoint() -> str | None:
@@ -153,8 +136,7 @@ def reachable_endpoint() -> str | None:
 
 
 def answers(endpoint: str) -> bool:
-    """Whether anything but a server error comes back; a refusal to show the page still shows that
-    it is there."""
+    """Whether anything but a server error comes back; a refusal still shows that it is there."""
     request = urllib.request.Request(endpoint, method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=REACH_S) as response:

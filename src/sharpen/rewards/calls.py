@@ -37,11 +37,6 @@ def call_problems(message: Message, tools: Sequence[ToolSpec]) -> list[str]:
     return problems
 
 
-def same_calls(found: Sequence[ToolCall], wanted: Sequence[ToolCall]) -> bool:
-    """Equal as multisets: parallel calls have no order, but twice is not once."""
-    return sorted(map(call_key, found)) == sorted(map(call_key, wanted))
-
-
 def call_key(call: ToolCall, spec: ToolSpec | None = None) -> str:
     """The same text for calls that ask for the same; a default value is as if it were not given."""
     default = defaults(spec)

@@ -33,9 +33,8 @@ class Ahead:
         self.own = {n: p for n, p in self.model.named_parameters() if n in learner.trained}
         self.learner, self.config, self.state = learner, config, copy.deepcopy(state)
         self.practice = copy.copy(practice)
-        self.practice.policy = LocalPolicy(
-            self.model, practice.policy.renderer, config.rollout_rows
-        )
+        renderer = practice.policy.renderer
+        self.practice.policy = LocalPolicy(self.model, renderer, config.rollout_rows)
         self.waiting: queue.Queue[Any] = queue.Queue(config.ahead)
         self.ended, self.lock = threading.Event(), threading.Lock()
         self.thread = threading.Thread(target=self.run, name="ahead", daemon=True)

@@ -69,7 +69,6 @@ def load_last_checkpoint(
         learner.load_state(tensors, saved["learner"])
         return saved["loop"]
     if candidates:
-        raise SharpenError(
-            f"{folder}: every checkpoint is damaged; remove the folder to start again"
-        )
+        advice = "remove the folder to start again"
+        raise SharpenError(f"{folder}: every checkpoint is damaged; {advice}")
     return None

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from sharpen.data.replay import OnlineContinualLearner
-from sharpen.train.batching import Batch, collate, epoch_order, micro_batches, trained_tokens
+from sharpen.train.batching import collate, epoch_order, micro_batches, trained_tokens
 from sharpen.train.config import LearnerConfig
 from sharpen.train.learner import Learner
-from sharpen.train.losses import sft_loss
+from sharpen.train.sft import token_mean
 from sharpen.types import Datum, Json, SharpenError
 
 State = tuple[dict[str, torch.Tensor], Json]  # tensors and plain values, as a checkpoint takes them
@@ -151,7 +151,7 @@ def fisher_diagonal(learner: Learner, datums: Sequence[Datum]) -> dict[str, torc
     learner.model.eval()
     found = {name: torch.zeros_like(weight) for name, weight in learner.master.items()}
     for datum in datums:
-        learner.accumulate([datum], mean_loss, float(trained_tokens(datum)))
+        learner.accumulate([datum], token_mean, float(trained_tokens(datum)))
         for name, weight in learner.master.items():
             if weight.grad is not None:
                 found[name] += weight.grad.detach() ** 2 / len(datums)
@@ -191,14 +191,10 @@ def train_sequence(
         if number == 0:
             evaluate(learner)
         for start in range(0, len(order), per_step):
-            learner.step([rows[i] for i in order[start : start + per_step]], mean_loss)
+            learner.step([rows[i] for i in order[start : start + per_step]], token_mean)
         method.after(learner, task)
         evaluate(learner)
     return {name: np.array(matrix) for name, matrix in found.items()}
-
-
-def mean_loss(logprobs_N: torch.Tensor, batch: Batch, step_tokens: float) -> torch.Tensor:
-    return sft_loss(logprobs_N, batch.weight_N, step_tokens)
 
 
 def transfer_figures(found_T1_T: np.ndarray, higher_is_better: bool = True) -> dict[str, float]:

@@ -73,8 +73,7 @@ def shared_out(phases: list[Phase], steps: int) -> list[Phase]:
 
 
 class TrainingRows:
-    """The phases of a run: the warm-up if there is one, then the data, or the rounds of a
-    stream."""
+    """The phases of a run: the warm-up if there is one, then the data, or a stream's rounds."""
 
     def __init__(self, config: AgentSFTConfig, renderer: Renderer):
         self.config, self.renderer = config, renderer
@@ -125,21 +124,15 @@ class TrainingRows:
         """Each round with rows of earlier ones; what is kept at the end goes on to the next run."""
         from sharpen.data.replay import OnlineContinualLearner
 
-        config = self.config
-        self.replay = OnlineContinualLearner(
-            config.continual_buffer_size,
-            config.continual_replay_ratio,
-            config.continual_strategy,
-            config.seed,
-        )
+        config, strategy = self.config, self.config.continual_strategy
+        size, ratio = config.continual_buffer_size, config.continual_replay_ratio
+        self.replay = OnlineContinualLearner(size, ratio, strategy, config.seed)
         if config.continual_buffer:
             self.replay.load(config.continual_buffer)
         mixed = []
         for rows in rounds:
-            weighted = config.continual_strategy == "loss_weighted"
-            mixed.append(
-                self.replay.mix(rows, self.scorer().datum_losses(rows) if weighted else None)
-            )
+            losses = self.scorer().datum_losses(rows) if strategy == "loss_weighted" else None
+            mixed.append(self.replay.mix(rows, losses))
         return mixed
 
     def scorer(self) -> ModelScorer:
@@ -174,33 +167,26 @@ class TrainingRows:
         datums = list(self.renderer.render(dialogs))
         fitting = within(limit, [(len(d.ids), d) for d in datums], source)
         if not fitting and not pieces:
-            raise SharpenError(
-                f"{source}: no row to train on (of {len(datums)}; max_length {limit})"
-            )
+            found = f"of {len(datums)}; max_length {limit}"
+            raise SharpenError(f"{source}: no row to train on ({found})")
         return fitting + pieces
 
     def coreset(self, dialogs: Sequence[Dialog]) -> list[Dialog]:
         from sharpen.data.coreset import CoresetSelector
 
-        config = self.config
-        scorer = self.scorer()
+        config, scorer = self.config, self.scorer()
+        strategy, size = config.coreset_strategy, config.coreset_target_size
         influence: Any = None
-        if config.coreset_strategy == "gradient":
+        if strategy == "gradient":
             from sharpen.train.gradients import GradientInfluence
 
             if not config.dev_data:
                 raise SharpenError("coreset_strategy=gradient: dev_data says what to be useful for")
             target = list(read_dialogs(config.dev_data))
             influence = GradientInfluence(scorer.model, self.renderer, target)
-        selector = CoresetSelector(
-            config.coreset_strategy,
-            config.coreset_target_size,
-            scorer=scorer,
-            seed=config.seed,
-            influence=influence,
-        )
+        selector = CoresetSelector(strategy, size, scorer, seed=config.seed, influence=influence)
         chosen = selector.select(dialogs)
-        print(f"coreset ({config.coreset_strategy}): {len(chosen)} of {len(dialogs)} rows")
+        print(f"coreset ({strategy}): {len(chosen)} of {len(dialogs)} rows")
         return chosen
 
     def __str__(self) -> str:

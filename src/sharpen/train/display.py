@@ -49,18 +49,15 @@ class Display:
         rate = self.tokens / seconds
         left = seconds / max(step - self.first, 1) * (self.total - step)
         parts = [f"  step {step}/{self.total}: loss {row['loss']:.4f}"]
-        parts += [
-            f"{name} {row[name]:.4f}" for name in ("reward", "dev_loss", "metric") if name in row
-        ]
+        measured = [name for name in ("reward", "dev_loss", "metric") if name in row]
+        parts += [f"{name} {row[name]:.4f}" for name in measured]
         if row.get("dropped"):  # by a reward that raises, say: it must not go unseen
             parts += [f"{row['dropped']} samples dropped ({row['dropped_why']})"]
         parts += [f"{rate:.0f} tokens/s"]
-        peak = peak_flops(self.device)
-        if peak:
+        if peak := peak_flops(self.device):
             parts += [f"MFU {rate * self.flops / peak:.0%}"]
-        return ", ".join(
-            [*parts, f"{peak_memory(self.device):.1f} GiB", f"about {left:.0f} s left"]
-        )
+        parts += [f"{peak_memory(self.device):.1f} GiB", f"about {left:.0f} s left"]
+        return ", ".join(parts)
 
 
 def flops_per_token(model: Any) -> float:

@@ -27,19 +27,14 @@ from sharpen.rewards.compose import build_reward
 from sharpen.rollout import find_environment, rollout
 from sharpen.rows import preference_from_row, preference_to_row, task_from_row
 from sharpen.tools import load_object
+from sharpen.train import preferences
 from sharpen.train.batching import trained_tokens
 from sharpen.train.config import DPOConfig
 from sharpen.train.dataset import Phase
 from sharpen.train.experience import TaskReward, as_figures, figures, scored
 from sharpen.train.learner import Learner
 from sharpen.train.preference_losses import LOSSES, rewards, sft
-from sharpen.train.preferences import (
-    NoPairs,
-    fitting,
-    generate_preference_pairs,
-    pair_rows,
-    with_strangers,
-)
+from sharpen.train.preferences import NoPairs, fitting, pair_rows, with_strangers
 from sharpen.train.run import TrainingRun
 from sharpen.train.sft import open_folder
 from sharpen.train.start import start_policy
@@ -107,7 +102,7 @@ class DPOTrainer:
         seed = config.seed * 1009 + number
         sampling = Sampling(config.max_tokens, config.temperature, config.top_p, seed)
         policy, turns = LocalPolicy(self.learner.model, self.renderer), config.max_turns
-        return generate_preference_pairs(
+        return preferences.generate_preference_pairs(
             policy, tasks, self.reward, self.make, config.num_samples, sampling, turns
         )
 
@@ -117,9 +112,8 @@ class DPOTrainer:
         if not rows or not self.config.needs_reference:
             return [Pair(row, [0.0] * len(row)) for row in rows]
         sides = [side for row in rows for side in row]
-        told: Json = {
-            "rows": hashlib.sha256(b"".join(side.ids.tobytes() for side in sides)).hexdigest()
-        }
+        ids = b"".join(side.ids.tobytes() for side in sides)
+        told: Json = {"rows": hashlib.sha256(ids).hexdigest()}
         if self.written(path, begin):
             found = read_json(path)
             if found["rows"] != told["rows"]:
@@ -135,8 +129,7 @@ class DPOTrainer:
         return [Pair(row, logps) for row, logps in zip(rows, found["logps"], strict=True)]
 
     def written(self, path: Path, begin: int) -> bool:
-        """Whether a file of a round that begins at step `begin` is there, on which all processes
-        agree."""
+        """Whether all processes find a file of a round that begins at step `begin`."""
         missing = self.learner.processes.agreed(int(not path.is_file()))
         if missing and self.learner.steps_done > begin:
             raise SharpenError(f"{path}: gone, and the run is behind it; start in another folder")
@@ -190,9 +183,8 @@ class DPOTrainer:
         if config.rounds > 1 and rows:
             raise SharpenError(f"rounds={config.rounds}: needs tasks, {config.train_data} is pairs")
         if self.tasks and config.parallel not in ("auto", "ddp"):
-            raise SharpenError(
-                f"parallel={config.parallel}: cannot sample pairs; sample them first"
-            )
+            how = f"parallel={config.parallel}"
+            raise SharpenError(f"{how}: cannot sample pairs; sample them first")
 
     def plan(self, number: int, begin: int, count: int) -> tuple[int, int]:
         """The step that a round of `count` pairs ends with, and the run's last one if the rounds

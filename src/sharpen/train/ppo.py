@@ -17,18 +17,10 @@ import numpy as np
 import torch
 
 from sharpen.models.load import attach_lora, load_model
+from sharpen.train import grpo
 from sharpen.train.advantages import FLAT, KLController, gae, token_weights, whiten
 from sharpen.train.config import PPOConfig
 from sharpen.train.experience import Group, figures, rows_of, with_columns
-from sharpen.train.grpo import (
-    NOTHING,
-    finished,
-    keep_best,
-    start_learner,
-    surrogate_loss,
-    update_row,
-    weighted,
-)
 from sharpen.train.learner import Learner, StepReport
 from sharpen.train.losses import Surrogate, value_loss
 from sharpen.train.practice import Evaluate, Practice
@@ -59,7 +51,7 @@ class PPOTrainer:
         """Run to the end, or on from where a killed run stopped. Returns the last figures."""
         config, practice = self.config, self.practice
         open_folder(self.output, config)
-        self.start, self.learner = start_learner(config, practice, config.kl_coef > 0)
+        self.start, self.learner = grpo.start_learner(config, practice, config.kl_coef > 0)
         self.model, learner = self.start.model, self.learner
         self.critic = make_critic(config, learner.total_steps)
         others = {"critic": self.critic}
@@ -73,11 +65,11 @@ class PPOTrainer:
                 row = {"step": learner.steps_done // config.updates} | row
                 row |= practice.evaluations(row["step"])
                 row |= practice.watch(groups, row, state)
-                keep_best(self, row, state)
+                grpo.keep_best(self, row, state)
                 practice.show(self.output, groups, row, state)
                 run.end_of_step(row, state, show="metric" in row)
                 practice.check_flat(state)
-        return finished(self, run)
+        return grpo.finished(self, run)
 
     def update(self, groups: Sequence[Group], state: Json) -> Json:
         """Several optimiser steps of policy and critic on a step's episodes."""
@@ -85,7 +77,7 @@ class PPOTrainer:
         behind = learner.steps_done + config.updates
         scores = np.concatenate([group.rewards for group in groups])
         reports, judged, sums = list[StepReport](), list[StepReport](), dict[str, Any]()
-        row = NOTHING
+        row = grpo.NOTHING
         if np.ptp(scores) >= FLAT:  # else all that could be learnt is the critic's noise
             rows, owners, lengths = rows_of(groups, config.closing_words)
             rows, row = self.with_advantages(rows, owners, scores, state)
@@ -93,11 +85,11 @@ class PPOTrainer:
                 part = slice(number % config.minibatches, None, config.minibatches)
                 weights = np.zeros(len(lengths))
                 weights[part] = token_weights(lengths[part], "dapo")  # the mean over tokens
-                taken = weighted(rows, owners, weights)
+                taken = grpo.weighted(rows, owners, weights)
                 if taken:
-                    reports.append(learner.step(taken, surrogate_loss(self.how, sums)))
+                    reports.append(learner.step(taken, grpo.surrogate_loss(self.how, sums)))
                     judged.append(self.critic.step(taken, self.critic_loss))
-            row |= update_row(reports, sums, time.monotonic() - started)
+            row |= grpo.update_row(reports, sums, time.monotonic() - started)
             row |= {"value_loss": float(np.mean([report.loss for report in judged]))}
         learner.steps_done = self.critic.steps_done = behind
         return row
@@ -105,8 +97,7 @@ class PPOTrainer:
     def with_advantages(
         self, rows: list[Datum], owners: np.ndarray, scores: np.ndarray, state: Json
     ) -> tuple[list[Datum], Json]:
-        """The rows with old log-probabilities, values, returns and advantages; and their
-        figures."""
+        """The rows with old log-probabilities, values, returns and advantages; and figures."""
         config = self.config
         old, values = self.learner.logprobs(rows), self.critic.values(rows)
         away = [np.zeros(len(found)) for found in old]

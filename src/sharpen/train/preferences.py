@@ -15,25 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from sharpen import types
 from sharpen.calls import assistant_text
 from sharpen.progress import progress
 from sharpen.render import Renderer
 from sharpen.rewards.learned import turn_ends
 from sharpen.rollout import MakeEnvironment, rollout
 from sharpen.train.experience import Group, scored, trajectory_to_datums
-from sharpen.types import (
-    Datum,
-    Dialog,
-    Json,
-    Message,
-    Preference,
-    Reward,
-    RowError,
-    Sampling,
-    SharpenError,
-    Task,
-    Trajectory,
-)
+from sharpen.types import Datum, Dialog, Json, Message, Preference, RowError, SharpenError, Task
 
 AT_ONCE = 256  # tasks whose episodes are under way together
 SIDES = ("chosen", "rejected")
@@ -47,10 +36,10 @@ class NoPairs(SharpenError):
 def generate_preference_pairs(
     policy: Any,
     tasks: Sequence[Task],
-    reward: Reward,
+    reward: types.Reward,
     make_environment: MakeEnvironment,
     samples: int,
-    sampling: Sampling,
+    sampling: types.Sampling,
     max_turns: int = 8,
 ) -> list[Preference]:
     """The best and the worst of `samples` of each task, by the reward against the task's own gold.
@@ -98,15 +87,13 @@ def pair_from_group(group: Group, make: MakeEnvironment, words: str) -> Preferen
     if np.array_equal(chosen.ids, rejected.ids):  # a reward that is not sure of itself
         return "ties"
     ids = {"tokenizer": words, "chosen": ids_to_row(chosen), "rejected": ids_to_row(rejected)}
-    opening, sides = make().reset(group.task), [messages_of(trajectory) for trajectory in ends]
+    opening, (better, worse) = make().reset(group.task), map(messages_of, ends)
     scores = float(group.rewards.max()), float(group.rewards.min())
-    about = {"kind": group.task.kind, "sampled": ids}
-    return Preference(
-        opening.messages, sides[0], sides[1], opening.tools, group.task.id, *scores, about
-    )
+    task, about = group.task, {"kind": group.task.kind, "sampled": ids}
+    return Preference(opening.messages, better, worse, opening.tools, task.id, *scores, about)
 
 
-def messages_of(trajectory: Trajectory) -> tuple[Message, ...]:
+def messages_of(trajectory: types.Trajectory) -> tuple[Message, ...]:
     """What was said, up to the last answer; a broken call as it was written."""
     found: list[Message] = []
     turns = [turn for turn in trajectory.turns if turn.ids]
@@ -152,11 +139,8 @@ def pair_rows(pairs: Sequence[Preference], renderer: Renderer) -> list[list[Datu
     others = [pair for pair, keep in zip(pairs, kept, strict=True) if not keep]
     if strange := sum(map(bool, sampled)) - sum(kept):
         print(f"{strange} pairs were sampled with another tokenizer: their messages are rendered")
-    rendered = renderer.render(
-        Dialog((*pair.prompt, *getattr(pair, side)), pair.tools, pair.id)
-        for pair in others
-        for side in SIDES
-    )
+    both = [(pair, side) for pair in others for side in (pair.chosen, pair.rejected)]
+    rendered = renderer.render(Dialog(p.prompt + side, p.tools, p.id) for p, side in both)
     rows = []
     for pair, keep, ids in zip(pairs, kept, sampled, strict=True):
         if keep:
@@ -199,9 +183,8 @@ def with_strangers(rows: Sequence[list[Datum]], source: str) -> list[list[Datum]
     """Each pair with the answers of the pair before it behind its own prompt, for KTO."""
     if len(rows) < 2:
         raise SharpenError(f"{source}: kto compares each pair with another; there is only one")
-    return [
-        [*row, *(behind(row[0], answer) for answer in rows[at - 1])] for at, row in enumerate(rows)
-    ]
+    pairs = zip(rows, [rows[-1], *rows[:-1]], strict=True)
+    return [[*row, *(behind(row[0], answer) for answer in before)] for row, before in pairs]
 
 
 def behind(datum: Datum, other: Datum) -> Datum:

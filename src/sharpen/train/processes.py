@@ -142,6 +142,7 @@ class Zero(Several):
     a run keeps no checkpoints."""
 
     resumable = False
+    wrap, accumulating = Alone.wrap, Alone.accumulating  # not Accelerate's
 
     def __init__(self, stage: int, config: LearnerConfig):
         try:
@@ -160,19 +161,12 @@ class Zero(Several):
             "bf16": {"enabled": cuda},
         }
 
-    def wrap(self, core: Any) -> Any:
-        return core
-
     def prepare(self, core: Any, optimizer: Any) -> tuple[Any, Any]:
         import deepspeed  # type: ignore[reportMissingImports]
 
-        engine, wrapped, *_ = deepspeed.initialize(
-            model=core, optimizer=optimizer, config=self.settings
-        )
+        given = {"model": core, "optimizer": optimizer, "config": self.settings}
+        engine, wrapped, *_ = deepspeed.initialize(**given)
         return engine, wrapped
-
-    def accumulating(self, core: Any, last: bool) -> Any:
-        return contextlib.nullcontext()
 
     def backward(self, core: Any, loss: torch.Tensor, last: bool) -> None:
         core.set_gradient_accumulation_boundary(last)
@@ -194,10 +188,8 @@ def processes(config: LearnerConfig) -> Alone:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         if config.parallel != "auto":
-            raise SharpenError(
-                f"parallel={config.parallel}: there is one process; start several with "
-                "torchrun --nproc_per_node N -m sharpen.cli.main train sft …"
-            )
+            start = "start several with torchrun --nproc_per_node N -m sharpen.cli.main train sft …"
+            raise SharpenError(f"parallel={config.parallel}: there is one process; {start}")
         return Alone()
     atexit.register(leave)
     if config.parallel.startswith("zero"):

@@ -84,19 +84,16 @@ class AgentRLTrainer:
             known = {task.instruction: task for task in read_tasks(self.config.train_data)}
         for prompt in prompts:
             if isinstance(prompt, str) and prompt not in known:
-                raise SharpenError(
-                    f"{prompt[:60]!r}: no task of {self.config.train_data} says this; give a Task "
-                    "with its gold"
-                )
+                lost = f"no task of {self.config.train_data} says this"
+                raise SharpenError(f"{prompt[:60]!r}: {lost}; give a Task with its gold")
         tasks = [known[prompt] if isinstance(prompt, str) else prompt for prompt in prompts]
         settings = self.settings
         if self.model is not None:
             policy = LocalPolicy(self.model, self.trainer.start.renderer)
         else:
             policy = LocalPolicy.load(ModelConfig(base_model=self.path, device=settings.device))
-        sampling = Sampling(
-            settings.max_tokens, settings.temperature, settings.top_p, settings.seed
-        )
+        chance = settings.temperature, settings.top_p, settings.seed
+        sampling = Sampling(settings.max_tokens, *chance)
         make = find_environment(settings.env)
         pairs = preferences.generate_preference_pairs(
             policy, tasks, self.reward_model, make, num_samples, sampling, settings.max_turns

@@ -31,9 +31,8 @@ class Interrupted(SharpenError):
     """SIGINT or SIGTERM came; the state is saved."""
 
     def __init__(self, number: int):
-        super().__init__(
-            f"stopped by {signal.Signals(number).name}, saved; the same command continues"
-        )
+        name = signal.Signals(number).name
+        super().__init__(f"stopped by {name}, saved; the same command continues")
         self.exit_code = 128 + number
 
 

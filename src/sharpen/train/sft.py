@@ -52,12 +52,10 @@ class AgentSFTTrainer:
         return self.data
 
     def train(self) -> dict[str, float]:
-        """Run to the end, or on from where a killed run stopped. Returns the last and best
-        figures."""
+        """Run to the end, or on from where a killed run stopped. Returns last and best figures."""
         data, config = self.data or self.prepare_datasets(), self.config
         open_folder(self.output, config)
-        self.model = load_model(config)
-        self.model = make_trainable(self.model, config)
+        self.model = make_trainable(load_model(config), config)
         self.learner = learner = Learner(self.model, config, data.total)
         with TrainingRun(self.output, config, learner) as run:
             state = run.resume({"best": None, "since_best": 0})
@@ -108,8 +106,7 @@ class AgentSFTTrainer:
             self.data.replay.save(self.output / "replay.json")
 
     def save_model(self, path: str | Path) -> None:
-        """A plain PEFT adapter or model folder, with the tokenizer and the template it was trained
-        with."""
+        """A plain PEFT adapter or model folder, with the tokenizer and template of the training."""
         save_trained(self.learner, self.renderer, path)
 
 
@@ -175,14 +172,9 @@ def check_disk(folder: Path, config: RunConfig) -> None:
     if not (base / "config.json").is_file():
         return
     shape = shape_of(read_json(base / "config.json"), str(base))
-    count = (
-        shape.parameters()
-        if config.full
-        else shape.lora_parameters(config.lora_r, config.lora_target_modules)
-    )
+    rank, targets = config.lora_r, config.lora_target_modules
+    count = shape.parameters() if config.full else shape.lora_parameters(rank, targets)
     needed = count * (12 * (config.keep_checkpoints + 1) + 8)
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise SharpenError(
-            f"{folder}: checkpoints need about {needed >> 20} MiB, the disk has {free >> 20} MiB"
-        )
+    if needed > (free := shutil.disk_usage(folder).free):
+        sizes = f"need about {needed >> 20} MiB, the disk has {free >> 20} MiB"
+        raise SharpenError(f"{folder}: checkpoints {sizes}")

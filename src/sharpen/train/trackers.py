@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,8 @@ class Trackers:
             sink.close()
 
     def log(self, row: Json) -> None:
-        figures = {
-            k: float(v) for k, v in row.items() if k != "step" and isinstance(v, int | float)
-        }
+        figures = {k: float(v) for k, v in row.items() if isinstance(v, int | float)}
+        del figures["step"]
         for sink in self.sinks:
             sink.log(figures, row["step"])
 
@@ -64,8 +64,5 @@ class Service:
         self.service.finish()
 
 
-SINKS = {
-    "tensorboard": TensorBoard,
-    "trackio": lambda run, config: Service("trackio", run, config),
-    "wandb": lambda run, config: Service("wandb", run, config),
-}
+SINKS: dict[str, Any] = {name: partial(Service, name) for name in ("trackio", "wandb")}
+SINKS["tensorboard"] = TensorBoard

@@ -24,8 +24,7 @@ from sharpen.types import Dialog, Json, Message, Preference, SharpenError, Task,
 
 ALPACA_FIELDS = re.compile(r"\s*Parameters: (\{.*?\})\s*(?:\nOutput:|$)", re.S)
 GORILLA_REQUEST = re.compile(
-    r"""(?:\#*\s*|\{['"]?)Instruction['"]?:\s*(.+?)(?:,\s*['"]?Output['"]?:|\n\#*\s*Output:|$)""",
-    re.S,
+    r"""(?s)(?:\#*\s*|\{['"]?)Instruction['"]?:\s*(.+?)(?:,\s*['"]?Output['"]?:|\n\#*\s*Output:|$)"""
 )
 DECISIONS = {"direct": "answer", "tool_call": "call"}
 DECISIONS |= {"request_for_info": "ask", "cannot_answer": "decline"}
