@@ -132,10 +132,14 @@ def test_mistakes_are_read_and_corrections_trained(built):
             wrong = [n for n, message in enumerate(said) if not message.trained]
             assert len(wrong) == ("correction" in dialog.metadata["kind"])
             for at in wrong:
-                errors[json.loads(said[at + 1].content)["error"]] += 1
-                assert said[at].tool_calls != said[at + 2].tool_calls
-                assert "error" not in json.loads(said[at + 3].content)
-                assert said[at + 2].tool_calls[0].name in dialog.metadata["target_tools"]
+                after = next(n for n in range(at + 1, len(said)) if said[n].role != "tool")
+                results = [json.loads(message.content) for message in said[at + 1 : after]]
+                [spoilt] = [n for n, result in enumerate(results) if "error" in result]
+                errors[results[spoilt]["error"]] += 1
+                [right] = said[after].tool_calls
+                assert right != said[at].tool_calls[spoilt] and said[after].trained
+                assert "error" not in json.loads(said[after + 1].content)
+                assert right.name in dialog.metadata["target_tools"]
     assert {*errors} == {"invalid_argument", "not_found", "unknown_tool"}
 
 

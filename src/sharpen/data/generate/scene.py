@@ -180,32 +180,24 @@ class Scene:
         return call
 
     def perform(self, *calls: ToolCall, content: str = "") -> Json:
-        """Make calls, all at once, and those again that a fault hit; the last answer."""
+        """Make calls, all at once, and those again that a fault or a mistake spoilt; the last
+        answer."""
         number, again, excuse, result = sum(len(m.tool_calls) for m in self.messages), [], "", {}
-        if number == self.mistaken:
-            number, content = number + 1, self.blunder(calls[0], content)
-        made = [replace(call, id=f"call_{number + i}") for i, call in enumerate(calls, 1)]
-        self.messages.append(Message("assistant", content, tuple(made)))
-        for call in made:
+        meant = [replace(call, id=f"call_{number + i}") for i, call in enumerate(calls, 1)]
+        made, at = [*meant], self.mistaken - number
+        if 0 <= at < len(made):
+            made[at] = must(mistake(made[at], self.episode, self.rng))
+        self.messages.append(Message("assistant", content, tuple(made), trained=made == meant))
+        for call, right in zip(made, meant, strict=True):
             result = self.episode.call(call)
-            self.used[call.name] = self.domain.tools[call.name]
+            if tool := self.domain.tools.get(call.name):
+                self.used[call.name] = tool
             text = compact_json(result)
             self.messages.append(Message("tool", text, name=call.name, tool_call_id=call.id))
-            if result.get("error") in FAULTS:
-                again.append(call)
-                excuse = excuse or frames("retry")[result["error"]]
+            if result.get("error") in FAULTS or call != right:
+                again.append(right)
+                excuse = excuse or frames("again")[result["error"]]
         return self.perform(*again, content=excuse) if again else result
-
-    def blunder(self, call: ToolCall, content: str) -> str:
-        """Make the call wrongly first, which is not trained; what is said when it is corrected."""
-        wrong = replace(must(mistake(call, self.episode, self.rng)), id=f"call_{self.mistaken + 1}")
-        self.messages.append(Message("assistant", content, (wrong,), trained=False))
-        result = self.episode.call(wrong)
-        text = compact_json(result)
-        self.messages.append(Message("tool", text, name=wrong.name, tool_call_id=wrong.id))
-        if found := self.domain.tools.get(wrong.name):
-            self.used[wrong.name] = found
-        return frames("correct")[result["error"]]
 
     def serve(self, call: ToolCall) -> None:
         self.tell((self.tool, call, self.perform(call)))

@@ -49,8 +49,8 @@ def message(value: Json) -> Message:
         calls = [shapes.call_from(call) for call in (found if isinstance(found, list) else [found])]
         return Message("assistant", "", tuple(calls))
     if role == "tool":
-        names = (value.get(key) or "" for key in ("name", "tool_call_id"))
-        return Message("tool", content, (), (), *names)
+        name, call_id = (value.get(key) or "" for key in ("name", "tool_call_id"))
+        return Message("tool", content, (), (), name, call_id)
     calls += [shapes.call_from(call) for call in value.get("tool_calls") or []]
     if value.get("function_call"):
         calls.append(shapes.call_from(value["function_call"]))
