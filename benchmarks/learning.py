@@ -3,12 +3,14 @@
     python benchmarks/learning.py FOLDER --stage data                    # half a minute of CPU
     python benchmarks/learning.py FOLDER --parallel --budget-minutes 20  # all that is not there yet
 
-`data`: `agent_sft`, training tasks built like `extended` from the train split's tools, and from the
-dev split's tools tasks for the curves, tasks to evaluate on, each with a recorded end state, and
-`decisions`, tasks in which nothing is to be called. `sft`: an adapter; the checkpoint that does
-most curve tasks is kept. `grpo`: every weight, from there on, a process a seed; the best on the
-curve tasks is kept. `measure`: greedy answers; a task is done when its calls leave and find out
-what gold's do. `out/` gets learning.json, learning.png and what they are made of.
+`data`: `agent_sft`, as it is and twice with its tools in other words, training tasks built like
+`extended` from the train split's tools, and from the dev split's tools tasks for the curves, tasks
+to evaluate on, each with a recorded end state, and `decisions`, tasks in which nothing is to be
+called. Tools that are shown in other words have to be read, as those of dev have to be. `sft`: an
+adapter; the checkpoint that does most curve tasks is kept. `grpo`: every weight, from there on, a
+process a seed; the best on the curve tasks is kept. `measure`: greedy answers; a task is done when
+its calls leave and find out what gold's do. `out/` gets learning.json, learning.png and what they
+are made of.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +36,7 @@ from sharpen.config import load_yaml
 from sharpen.data.generate.build import File, Guard, fill_file, portions, workers_of
 from sharpen.data.generate.scene import parts
 from sharpen.data.sources import read_dialogs, read_tasks
+from sharpen.envs.perturb import Perturbation
 from sharpen.evals.evaluator import evaluate
 from sharpen.records import RunFolder, atomic_folder, write_jsonl
 from sharpen.rewards.agent import PENALTIES, WEIGHTS, AgentRewardModel
@@ -41,7 +45,7 @@ from sharpen.rows import dialog_to_row, task_to_row
 from sharpen.train.config import AgentSFTConfig, GRPOConfig
 from sharpen.train.grpo import GRPOTrainer, finished
 from sharpen.train.run import Interrupted
-from sharpen.types import Json, Sampling, Task
+from sharpen.types import Dialog, Json, Sampling, Task
 from sharpen.world.episode import shipped_world
 
 STAGES = ("data", "sft", "grpo", "measure")
@@ -53,14 +57,14 @@ SEED = 1  # the built sets have 0
 EARNED = dict.fromkeys(WEIGHTS, 0.0) | {"task_completion": 0.7, "tool_accuracy": 0.3}
 REWARD = {"weights": EARNED, "penalties": dict.fromkeys(PENALTIES, 0.0)}
 RUN: Json = {"save_steps": 1_000_000, "keep_checkpoints": 1}
-SFT = RUN | {"learning_rate": 1e-3, "num_epochs": 3, "lora_r": 64, "lora_alpha": 128}
+SFT = RUN | {"learning_rate": 1e-3, "num_epochs": 1, "lora_r": 64, "lora_alpha": 128}
 SFT |= {"token_budget": 32768, "max_length": 2048, "eval_steps": 100}
 GRPO = RUN | {"full": True, "learning_rate": 4e-5, "lr_scheduler": "linear", "warmup_ratio": 0.05}
 GRPO |= {"variant": "dr_grpo", "beta": 0.0, "clip_high": 0.28, "temperature": 1.0}
 GRPO |= {"tasks_per_step": 64, "group_size": 16, "minibatches": 4, "trust_sampler": True}
 GRPO |= {"rollout_rows": 384, "token_budget": 12288, "max_steps": 200, "eval_steps": 20}
 GRPO |= {"max_tokens": 192, "max_turns": 7, "max_length": 3072, "env": "toolworld", "gate": 0.0}
-GRPO |= {"curriculum": True, "perturb": ["reword"], "perturbed": 0.5}
+GRPO |= {"curriculum": True, "perturb": ["reword"], "perturbed": 0.8}
 GRPO |= {"closing_words": False}  # which the reward does not read
 
 
@@ -127,11 +131,20 @@ def build_data(options: Any) -> None:
     with atomic_folder(folder) as work:
         for name, tasks in sets.items():
             write_jsonl(work / f"{name}.jsonl", map(task_to_row, tasks))
-        for name, rows in dialogs.items():
+        for name, rows in {**dialogs, "train": in_other_words(dialogs["train"])}.items():
             write_jsonl(work / f"sft_{name}.jsonl", map(dialog_to_row, rows))
     with tarfile.open(archive, "w:xz") as packed:
         packed.add(folder, "")
     print({name: len(tasks) for name, tasks in sets.items()}, f"{archive.stat().st_size >> 10} KiB")
+
+
+def in_other_words(dialogs: Sequence[Dialog]) -> list[Dialog]:
+    """The dialogs, and each twice with its tools named in words of their descriptions."""
+    told, tasks = [*dialogs], [Task(dialog.id, "", dialog.tools) for dialog in dialogs]
+    for seed in (1, 2):
+        changed = Perturbation(tasks, GRPO["perturb"], seed)
+        told += [replace(changed.dialog(d), id=f"{d.id}-{seed}") for d in dialogs]
+    return told
 
 
 def draw_tasks(counts: Sequence[int], guard: Guard) -> dict[str, list[Task]]:
