@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,10 @@ def test_masked_functions_still_fit_their_schemas():
     assert masked.messages[2].name == name and masked.metadata["target_tools"] == [name]
     assert list(faults(dialog_from_row(dialog_to_row(masked)), CheckReport(""))) == []
     assert mask_functions(dialog) == masked != mask_functions(dialog, seed=1)
+    error = '{"error":"invalid_argument","message":"parameters: product_id, city"}'
+    wrong = replace(said[2], content=error)
+    told = mask_functions(replace(dialog, messages=(*said[:2], wrong, *said[3:]))).messages[2]
+    assert told.content == error.replace("product_id, city", "arg_1, arg_2")
 
 
 # Reasoning and long context --------------------------------------------------------------------

@@ -201,7 +201,7 @@ class Episode:
             if isinstance(found, BaseException):
                 raise found
             return found
-        except Exception as error:
+        except Exception as error:  # a user's code may raise anything; the episode says what
             return (), self.fail(StopReason.ENVIRONMENT_ERROR, error)
 
     def fail(self, stop: StopReason, reason: Any) -> StopReason:

@@ -33,6 +33,8 @@ def dialog_to_row(dialog: Dialog) -> Json:
 
 def preference_from_row(row: Json, where: str = "") -> Preference:
     sides: Json = {key: messages_from_wire(row.get(key), where, key) for key in SIDES}
+    if not all(message.trained for key in SIDES[1:] for message in sides[key]):
+        raise RowError(where, "weight: what is chosen or rejected is compared whole, not left out")
     scores: Json = {key: number_field(row, key, where) for key in SCORES}
     return Preference(**sides, **scores, **common_fields(row, where, *SIDES, *SCORES))
 

@@ -144,7 +144,7 @@ class AgentSFTFormatter:
         """The row's own type, else what its calls look like."""
         if dialog.task_type in TASK_TYPES:
             return dialog.task_type
-        turns = sum(bool(m.tool_calls) for m in dialog.messages)
+        turns = sum(bool(m.tool_calls) and m.trained for m in dialog.messages)
         return ("timing_decision", "tool_selection", "multi_step_planning")[min(turns, 2)]
 
 
@@ -182,7 +182,8 @@ class AgentDialogProcessor:
             if self.scorer and "loss" not in dialog.metadata:
                 metadata["loss"] = next(losses)
             metadata |= dialog.metadata
-            tools = tuple(dict.fromkeys(c.name for m in dialog.messages for c in m.tool_calls))
+            right = [message for message in dialog.messages if message.trained]
+            tools = tuple(dict.fromkeys(c.name for m in right for c in m.tool_calls))
             kind = AgentSFTFormatter().classify_task(dialog)
             found.append(ProcessedDialog(dialog.id, kind, text, tools, metadata, dialog))
         return found

@@ -64,9 +64,12 @@ class Names:
         text = swapped(message.content, named)
         return replace(message, content=text, tool_calls=tuple(made), name=name)
 
-    def told(self, error: str, tool: str) -> str:
-        """An error that a call of the tool met, by the names that the caller knows."""
-        return swapped(error.replace(UNKNOWN, ""), self.arguments.get(tool, {}))
+    def outward(self, message: Message) -> Message:
+        """As it is said by these names; an error that a call met by those of its arguments too."""
+        if failed(message):
+            error, known = message.content, self.arguments.get(message.name, {})
+            message = replace(message, content=swapped(error.replace(UNKNOWN, ""), known))
+        return self.message(message)
 
     def tool(self, tool: ToolSpec) -> ToolSpec:
         """What a name said is kept where no description says it."""
@@ -112,10 +115,7 @@ class Perturbation:
         """What one who knows the task, or a tool, says in the words of the perturbed copy."""
         if task_id not in self.shown:
             return message
-        names = self.shown[task_id][1]
-        if failed(message):
-            message = replace(message, content=names.told(message.content, message.name))
-        return names.message(message)
+        return self.shown[task_id][1].outward(message)
 
     def inward(self, task_id: str, message: Message) -> Message:
         _, names = self.shown.get(task_id, ((), Names({}, {})))

@@ -130,7 +130,7 @@ def pair_of(row: Row) -> list[Dialog]:
 
 def steps_of(row: Row) -> list[Dialog]:
     dialog = dialog_from_row(row.value, row.where)
-    turns = sum(message.role == "assistant" for message in dialog.messages)
+    turns = sum(message.role == "assistant" and message.trained for message in dialog.messages)
     labels: Any = dialog.metadata.get("step_labels")
     fit = isinstance(labels, list) and len(labels) == turns
     if not fit or not all(type(x) in (bool, int, float) and 0 <= x <= 1 for x in labels):

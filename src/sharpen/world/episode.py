@@ -130,7 +130,7 @@ class Episode:
         if tool is None or (offered is not None and call.name not in offered):
             return failure("unknown_tool", f"there is no tool {call.name!r}")
         if problems := complaints(tool.validator, call.arguments):
-            problems.append(f"parameters: {', '.join(tool.params)}")
+            problems.append(f"parameters: {', '.join(tool.params) or 'none'}")
             return failure("invalid_argument", "; ".join(problems))
         if fault:
             return failure(fault, FAULTS[fault])

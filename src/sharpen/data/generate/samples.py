@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from sharpen.data.generate.scene import frames
+from sharpen.envs.perturb import Names, fields_of
 from sharpen.rewards.calls import call_problems
 from sharpen.rows import dialog_to_row, tools_from_wire
 from sharpen.types import (
@@ -181,36 +181,21 @@ def preference_pair(
 
 def mask_functions(dialog: Dialog, seed: int = 0) -> Dialog:
     """The dialog with meaningless tool and parameter names: descriptions have to be read."""
-    old = [tool.name for tool in dialog.tools]
-    rng = random.Random(f"{seed}|{dialog.id}|{old}")
-    names = {name: f"func_{rng.randrange(16**4):04x}_{i}" for i, name in enumerate(old)}
-    pattern = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in names) or r"(?!)")
-    fields: dict[str, dict[str, str]] = {}
-    tools, messages = [], []
-    for tool in dialog.tools:
-        schema = dict(tool.parameters)
-        given = schema.get("properties", {})
-        new = fields[tool.name] = {name: f"arg_{i}" for i, name in enumerate(given, 1)}
-        if "properties" in schema:
-            schema["properties"] = {new[name]: inner for name, inner in given.items()}
-        if "required" in schema:
-            schema["required"] = [new.get(name, name) for name in schema["required"]]
-        tools.append(replace(tool, name=names[tool.name], parameters=schema))
-    for said in dialog.messages:
-        text, calls = said.content, []
-        if said.role == "assistant":
-            text = pattern.sub(lambda found: names[found[0]], text)
-        for call in said.tool_calls:
-            new = fields.get(call.name, {})
-            arguments = {new.get(name, name): value for name, value in call.arguments.items()}
-            calls.append(replace(call, name=names.get(call.name, call.name), arguments=arguments))
-        name = names.get(said.name, said.name)
-        messages.append(replace(said, content=text, tool_calls=tuple(calls), name=name))
+    rng = random.Random(f"{seed}|{dialog.id}|{[tool.name for tool in dialog.tools]}")
+    own = {t.name: f"func_{rng.randrange(16**4):04x}_{i}" for i, t in enumerate(dialog.tools)}
+    names = Names(own, {tool.name: fields_of(tool) for tool in dialog.tools})
+    messages = [m if m.role == "user" else names.outward(m) for m in dialog.messages]
     metadata: Json = dialog.metadata | {"masked": True}
     if isinstance(metadata.get("target_tools"), list):
-        metadata["target_tools"] = [names.get(name, name) for name in metadata["target_tools"]]
+        metadata["target_tools"] = [own.get(name, name) for name in metadata["target_tools"]]
     name = f"{dialog.id}-masked" if dialog.id else ""
-    return replace(dialog, messages=tuple(messages), tools=tuple(tools), id=name, metadata=metadata)
+    return replace(
+        dialog,
+        messages=tuple(messages),
+        tools=tuple(map(names.tool, dialog.tools)),
+        id=name,
+        metadata=metadata,
+    )
 
 
 def replies(
