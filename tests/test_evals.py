@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharpen.cli.evaluate import show
 from sharpen.data.generate.starter import starter_dialogs, starter_task
-from sharpen.evals.evaluator import evaluate
+from sharpen.evals.evaluator import AgentTrainingEvaluator, evaluate
 from sharpen.evals.intervals import figure, wilson
+from sharpen.evals.items import Suite
 from sharpen.render import Renderer
 from sharpen.rewards.calls import CallReward, ToolCallEvaluator, call_problems, equal_value
+from sharpen.rollout import OneTurn
 from sharpen.types import (
     Dialog,
     Message,
@@ -69,6 +72,32 @@ def test_a_random_choice_of_tool_is_near_chance(pico_tokenizer):
     )
     rate = found.figures["right_tool"]
     assert rate.low < 1 / 3 < rate.high and found.figures["valid_call"].mean == 0.0
+
+
+def test_an_environment_that_raises_is_named(pico_tokenizer, capsys):
+    """Its items are scored as they stood, and nobody takes that for the model's doing."""
+
+    class Shaky(OneTurn):
+        def reset(self, task):
+            self.task = task.id
+            return super().reset(task)
+
+        def step(self, message):
+            if self.task == tasks[1].id:
+                raise OSError("the service is gone")
+            return super().step(message)
+
+    dialogs = starter_dialogs("test", 3)
+    tasks = [starter_task(d) for d in dialogs]
+    gold = Scripted(pico_tokenizer, {d.id: d.messages[1] for d in dialogs})
+    judge = AgentTrainingEvaluator(
+        Suite("shaky", tasks, CallReward(), Shaky, metrics=()), options={"general": False}
+    )
+    judge.evaluate(gold)
+    assert judge.results["broken"] == {"OSError: the service is gone": 1}
+    assert [row["error"] for row in judge.items[0]] == ["", "OSError: the service is gone", ""]
+    show(judge.results)
+    assert "1 broken by their environment" in capsys.readouterr().out
 
 
 def test_no_tasks_is_an_error(pico_tokenizer):

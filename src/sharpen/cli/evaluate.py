@@ -66,6 +66,8 @@ def show(results: dict[str, Any]) -> None:
             print(f"  {title + name:26} {text}  {Difference(**after) if after else ''}".rstrip())
     for reason, count in results["left_out"].items():
         print(f"  left out {count}: {reason}")
+    for reason, count in results["broken"].items():
+        print(f"  {count} broken by their environment, scored as they stood: {reason}")
     if change.get("general_loss"):
         found = Difference(**change["general"]["accuracy"])
         print(f"LOSS on general items against {change['with']}: {found}")

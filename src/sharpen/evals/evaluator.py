@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -24,7 +25,17 @@ from sharpen.evals.subjects import Subject, find_subject
 from sharpen.report.runs import write_report
 from sharpen.rollout import MakeEnvironment, OneTurn
 from sharpen.rows import message_to_wire
-from sharpen.types import Json, Policy, Reward, Sampling, Score, SharpenError, Task, Trajectory
+from sharpen.types import (
+    Json,
+    Policy,
+    Reward,
+    Sampling,
+    Score,
+    SharpenError,
+    StopReason,
+    Task,
+    Trajectory,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +138,7 @@ class AgentTrainingEvaluator:
             about = f"{suites[0].name}: {', '.join(figures)}"
             raise SharpenError(f"metric {silent[0]!r} says nothing about {about}")
         asked = asked or {name: name for name in suites[0].metrics if name in figures}
+        broken = StopReason.ENVIRONMENT_ERROR.value
         found = plain({name: figures[known] for name, known in asked.items()})
         self.results = config.model_dump(mode="json") | {
             "metrics": found,
@@ -137,6 +149,7 @@ class AgentTrainingEvaluator:
             "general": plain(summarise([row["metrics"] for row in rows[1]])) if rows[1:] else {},
             "comparison": before.against(rows) if before else {},
             "left_out": suites[0].left_out,
+            "broken": dict(Counter(r["error"] for r in rows[0] if r["stop"] == broken)),
             "seconds": round(time.monotonic() - began, 3),
         }
         if self.output:

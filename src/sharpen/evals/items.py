@@ -81,7 +81,8 @@ def item_row(suite: str, task: Task, trajectory: Trajectory, score: Score) -> Js
     about = {"part": task.kind, "difficulty": task.difficulty, "due": item.due}
     about |= {"category": str(task.metadata.get("category", "")), "decision": item.decision}
     verdict = {"value": score.value, "parts": dict(score.parts), "feedback": score.feedback}
-    stop = {"stop": trajectory.stop.value, "error": turns[-1].error if turns else ""}
+    error = (turns[-1].error if turns else "") or str(trajectory.metadata.get("error", ""))
+    stop: Json = {"stop": trajectory.stop.value, "error": error}
     stop |= {"unparsed": [bad.raw for turn in turns for bad in turn.message.unparsed]}
     row = {"suite": suite, "id": task.id, **about, **verdict, **stop}
     return row | {"metrics": measure(item), "messages": said}
