@@ -114,24 +114,6 @@ def test_the_samplers_log_probabilities_may_be_the_old_ones(guesser, tmp_path, m
     assert np.allclose(*rows, atol=1e-4)
 
 
-def test_unlikely_tokens_may_count_less(guesser, tmp_path, monkeypatch):
-    seen = list[Datum]()
-    step = Learner.step
-    monkeypatch.setattr(
-        Learner, "step", lambda s, rows, loss: seen.extend(rows) or step(s, rows, loss)
-    )
-    for discount in (0.0, 0.75):
-        given = {"max_steps": 1, "rarity_discount": discount, "trust_sampler": True}
-        settings = config(guesser, tasks(tmp_path), **given)
-        GRPOTrainer(settings, tmp_path / f"run-{discount}").train()
-    half = len(seen) // 2
-    for plain, less in zip(seen[:half], seen[half:], strict=True):
-        likely = np.exp(plain.columns["sampler"])
-        wanted = plain.columns["advantage"] * (0.25 + 0.75 * likely)
-        np.testing.assert_allclose(less.columns["advantage"], wanted, rtol=1e-5)
-    assert half and any(row.columns["advantage"].std() > 0.01 for row in seen[half:])
-
-
 def test_dapo_is_what_one_field_says(guesser, tmp_path):
     data = tasks(tmp_path)
     usual, dapo = config(guesser, data), config(guesser, data, variant="dapo", max_tokens=20)
@@ -336,7 +318,6 @@ def test_the_gate_asks_for_tool_accuracy_first(sharpen, pico_folder, tmp_path):
         ({"groupsize": 4}, "did you mean 'group_size'"),
         ({"importance_cap": 2.0, "trust_sampler": True}, "the sampler's already"),
         ({"importance_cap": 2.0, "ahead": 1}, "the sampler's already"),
-        ({"rarity_discount": 0.5, "variant": "gspo"}, "weighs whole samples"),
     ],
 )
 def test_wrong_settings(guesser, given, problem):

@@ -38,12 +38,6 @@ def token_weights(
     return [1 / (sum(lengths) if how == "token" else count * max_tokens)] * count
 
 
-def by_likelihood(logprobs: np.ndarray, discount: float) -> np.ndarray:
-    """What each token of a sample counts for. The gradients of unlikely tokens are the largest and
-    drown those of the others; with a discount of 1 a token counts by its probability."""
-    return 1 - discount * (1 - np.exp(logprobs))
-
-
 def gae(
     rewards: np.ndarray, values: np.ndarray, gamma: float = 1.0, lam: float = 0.95
 ) -> tuple[np.ndarray, np.ndarray]:

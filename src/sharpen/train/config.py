@@ -196,8 +196,6 @@ class GRPOConfig(RLConfig):
     clip_high: float | None = Field(None, gt=0)  # dapo: 0.28, else as `clip`
     refills: int | None = Field(None, ge=0)  # rounds of further tasks for flat groups; dapo: 3
     overlong_buffer: int | None = Field(None, ge=0)  # tokens; dapo: a fifth of max_tokens
-    # tokens count less the less likely they were: one of probability p by 1 - this x (1 - p)
-    rarity_discount: float = Field(0.0, ge=0, le=1)
     trust_sampler: bool = False  # its log-probabilities are the old ones, not computed again
     ahead: int = Field(0, ge=0)  # steps of samples that may wait; 0: sampling and steps take turns
     max_staleness: int = Field(2, ge=0)  # steps; samples of older weights are dropped
@@ -206,8 +204,6 @@ class GRPOConfig(RLConfig):
     def plays_here(self) -> GRPOConfig:
         if self.self_play and self.ahead:
             raise ValueError("ahead: in self_play, sampling and steps take turns")
-        if self.rarity_discount and self.variant in ("gspo", "rloo"):
-            raise ValueError(f"rarity_discount: {self.variant} weighs whole samples, not tokens")
         if self.importance_cap and (self.ahead or self.trust_sampler):
             raise ValueError("importance_cap: the old log-probabilities are the sampler's already")
         return self

@@ -19,7 +19,7 @@ import numpy as np
 
 from sharpen.policy.local import LocalPolicy
 from sharpen.records import atomic_folder
-from sharpen.train.advantages import by_likelihood, group_advantages, overlong, token_weights
+from sharpen.train.advantages import group_advantages, overlong, token_weights
 from sharpen.train.ahead import Ahead
 from sharpen.train.config import GRPOConfig, RLConfig
 from sharpen.train.experience import Group, counted, figures, rows_of, with_columns
@@ -105,11 +105,7 @@ class GRPOTrainer:
         found = group_advantages(rewards, config.variant) if config.use_advantage else rewards
         advantages = np.concatenate(found)
         rows, owners, lengths = rows_of(groups, config.closing_words)
-        told: Any = advantages[owners]
-        if discount := config.rarity_discount:
-            counts = [by_likelihood(row.columns["sampler"], discount) for row in rows]
-            told = [value * count for value, count in zip(told, counts, strict=True)]
-        rows = with_columns(rows, advantage=told)
+        rows = with_columns(rows, advantage=advantages[owners])
         trusted = config.ahead or config.trust_sampler
         if trusted:  # by the weights that they were sampled from
             rows = with_columns(rows, old=[row.columns["sampler"] for row in rows])
