@@ -107,6 +107,24 @@ def test_errors_speak_of_the_names_that_were_shown():
     assert changed.outward("a", fine).content == fine.content
 
 
+def test_records_have_other_keys_and_the_same_change_undoes_it():
+    text = "LN-7707, LO-123 or QX 456, 456/QX, BE71 0961; 99 EUR on 2027-05-23"
+    said = Message("assistant", text, (ToolCall("pay", {"to": ["LN-7707"], "by": {"x": 3}}),))
+    shapes = set()
+    for number in range(60):
+        changed = Perturbation([Task(str(number), text, (ToolSpec("pay"),))], ["rekey"])
+        seen = changed.dialog(Dialog((said,), (ToolSpec("pay"),), str(number)))
+        assert [tool.name for tool in seen.tools] == ["pay"]
+        [told] = seen.messages
+        first, other = told.content.split(", ")[:2]
+        assert "7707" in first and "LN" not in first and "LO" not in other
+        assert told.content.endswith(", BE71 0961; 99 EUR on 2027-05-23")
+        assert told.tool_calls[0].arguments == {"to": [first], "by": {"x": 3}}
+        assert changed.inward(str(number), told) == said
+        shapes.add("".join("A" if c.isalpha() else c for c in first))
+    assert shapes == {"AA-7707", "AA7707", "AA 7707", "AA/7707", "7707-AA", "7707/AA"}
+
+
 def test_perturbed_dialogs_hold_what_they_should():
     tasks = list(AgentTrainingUsage().iter_samples("test"))
     changed = Perturbation(tasks, TOGETHER, seed=1)

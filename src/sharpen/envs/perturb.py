@@ -1,6 +1,6 @@
 """Perturbed copies of tasks: tools and arguments under other names (numbers, or words of what they
-say of themselves), candidates in another order, more of them. In an evaluation they tell skill from
-memory, in training they reward reading what a tool says of itself.
+say of themselves), records under other keys, candidates in another order, more of them. In an
+evaluation they tell skill from memory, in training they reward reading what is there.
 
 Only what a policy sees is changed, and what it says is changed back: the tasks, the worlds they are
 done in and the rewards stay as they are. A name that the policy was not shown stays unknown.
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from random import Random
+from string import ascii_uppercase
 from typing import Any, Literal, get_args
 
 from sharpen.calls import failed
@@ -30,38 +32,79 @@ from sharpen.types import (
     Turn,
 )
 
-Way = Literal["rename", "reword", "shuffle", "distract"]
+Way = Literal["rename", "reword", "rekey", "shuffle", "distract"]
 WAYS: tuple[Way, ...] = get_args(Way)
 MORE = 5  # distractors
 DULL = re.compile("an?|and|are|as|at|be|by|for|from|in|is|it|of|on|one|or|such|that|the|to|with")
+KEY = "{letters}-{number}"  # of a record, as in LN-7707
+SHAPES = (KEY, *(f"{{letters}}{mark}{{number}}" for mark in ("", " ", "/")))
+SHAPES += tuple(f"{{number}}{mark}{{letters}}" for mark in ("-", "/"))
 UNKNOWN = "unknown."
 
 
 @dataclass(frozen=True, slots=True)
+class Keys:
+    """Other keys of records, in other letters and perhaps another shape. Whatever had that shape
+    before takes the usual one: the same change again undoes it."""
+
+    letters: Mapping[int, int] = field(default_factory=dict)  # pairs that change places
+    shape: str = KEY
+
+    def swapped(self, value: Any) -> Any:
+        """With the other keys, wherever they stand."""
+        if isinstance(value, str) and self.letters:
+            return either(self.shape).sub(self.other, value)
+        if isinstance(value, Mapping):
+            return {name: self.swapped(inner) for name, inner in value.items()}
+        return [*map(self.swapped, value)] if isinstance(value, list | tuple) else value
+
+    def other(self, found: re.Match[str]) -> str:
+        usual, letters = found["letters"], found["letters"] or found["letters_2"]
+        number = found["number"] or found["number_2"]
+        shape = self.shape if usual else KEY
+        return shape.format(letters=letters.translate(self.letters), number=number)
+
+
+@cache
+def either(shape: str) -> re.Pattern[str]:
+    """A key of the usual shape or of this one."""
+    letters, number = "(?P<letters{}>[A-Z]{{2,4}})", r"(?P<number{}>\d{{3,}})"
+    found = [
+        of.format(letters=letters.format(end), number=number.format(end))
+        for of, end in ((KEY, ""), (shape, "_2"))
+    ]
+    return re.compile(rf"\b(?:{'|'.join(found)})\b")
+
+
+@dataclass(frozen=True, slots=True)
 class Names:
-    """Other names of a task's tools, and by tool of their arguments."""
+    """Other names of a task's tools, and by tool of their arguments; other keys of records."""
 
     tools: Mapping[str, str]
     arguments: Mapping[str, Mapping[str, str]]
+    keys: Keys = field(default_factory=Keys)
 
     def back(self) -> Names:
         def inverse(names: Mapping[str, str]) -> dict[str, str]:
             return {new: old for old, new in names.items()}
 
         fields = {self.tools[tool]: inverse(names) for tool, names in self.arguments.items()}
-        return Names(inverse(self.tools), fields)
+        return Names(inverse(self.tools), fields, self.keys)
 
     def message(self, message: Message, unknown: str = "") -> Message:
         """With the other names; before one that has none stands `unknown`. Words that are names
         too stay what they are."""
         made = []
         for call in message.tool_calls:
-            fields, name = self.arguments.get(call.name, {}), unknown + call.name
-            given = {fields.get(n, unknown + n): value for n, value in call.arguments.items()}
-            made.append(ToolCall(self.tools.get(call.name, name), given, call.id))
+            name, given = call.name, self.keys.swapped(call.arguments)
+            if self.tools:
+                fields = self.arguments.get(name, {})
+                given = {fields.get(n, unknown + n): value for n, value in given.items()}
+                name = self.tools.get(name, unknown + name)
+            made.append(ToolCall(name, given, call.id))
         name = self.tools.get(message.name, message.name)
         named = {old: new for old, new in self.tools.items() if "_" in old}
-        text = swapped(message.content, named)
+        text = self.keys.swapped(swapped(message.content, named))
         return replace(message, content=text, tool_calls=tuple(made), name=name)
 
     def outward(self, message: Message) -> Message:
@@ -119,7 +162,7 @@ class Perturbation:
 
     def inward(self, task_id: str, message: Message) -> Message:
         _, names = self.shown.get(task_id, ((), Names({}, {})))
-        return names.back().message(message, UNKNOWN) if names.tools else message
+        return names.back().message(message, UNKNOWN)
 
     def meant(self, made: Trajectory) -> Trajectory:
         """With what was said as a reward knows it; ids stay as they were sampled."""
@@ -150,6 +193,10 @@ class Perturbation:
                 reworded(said, chance), {t.name: reworded_fields(t, chance) for t in tools}
             )
             tools = [*map(names.tool, tools)]
+        if "rekey" in self.ways:
+            mixed = "".join(chance.sample(ascii_uppercase, len(ascii_uppercase)))
+            letters = str.maketrans(mixed, mixed[::-1])
+            names = replace(names, keys=Keys(letters, chance.choice(SHAPES)))
         return tuple(tools), names
 
     def distractors(self, task: Task, tools: Sequence[ToolSpec], chance: Random) -> list[ToolSpec]:
