@@ -206,7 +206,7 @@ def test_without_closing_words_ending_is_a_choice():
     assert trained(called, said, result='{"error":"no"}') == [3, 4, 5, 13, 14, 15]  # gives up
     assert trained(called, broken) == [3, 4, 5, 13, 14, 15]  # no words
     assert trained(said) == [3, 4, 5]  # all that it did
-    assert trained(called, said, stop=StopReason.TOKENS) == [3, 4, 5, 13, 14, 15]  # no end
+    assert trained(called, said, stop=StopReason.TOKENS) == [3, 4, 5, 13]  # not for its length
 
 
 def test_continuation_is_what_the_renderer_renders(smollm2_tokenizer, pico_tokenizer):

@@ -141,11 +141,11 @@ def trajectory_to_datums(trajectory: Trajectory, closing: bool = True) -> list[D
 
 
 def closes(turns: Sequence[Turn]) -> bool:
-    """Whether the last turn is words that end an episode of calls. To give up behind a call that
-    failed is a deed."""
+    """Whether the last turn is words that end an episode of calls, endless ones too: a reward that
+    reads no words would praise them. To give up behind a call that failed is a deed."""
     calls = [bool(turn.message.tool_calls or turn.message.unparsed) for turn in turns]
     well = any(calls[:-1]) and not any(map(failed, turns[-2].results))
-    return well and not calls[-1] and turns[-1].stop is StopReason.ANSWERED
+    return well and not calls[-1]
 
 
 def joined(turns: Sequence[Turn], name: str, whole: bool) -> Datum:
