@@ -142,3 +142,5 @@ def test_perturbed_dialogs_hold_what_they_should():
         Perturbation(tasks, ["renam"])
     with pytest.raises(SharpenError, match="perturb: rename or reword"):
         Perturbation(tasks, ["rename", "reword"])
+    with pytest.raises(SharpenError, match="perturb 'rekey': no task names a key"):
+        Perturbation([Task("a", "Book me in.", (ToolSpec("book"),))], ["rekey"])

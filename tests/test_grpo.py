@@ -214,7 +214,7 @@ def test_the_curriculum_leaves_what_is_out_of_reach(guesser, tmp_path, monkeypat
     [
         ("[1.0, 2.0] if made.turns[0].ids[0] % 2 else 1.0", "expected a finite number, found "),
         ("float('nan') if made.turns[0].ids[0] % 2 else 1.0", "expected a finite number, found "),
-        ("1 / (made.turns[0].ids[0] % 2)", "ZeroDivision"),
+        ("1 / (made.turns[0].ids[0] % 2)", "own.py:2)"),
     ],
 )
 def test_samples_without_a_reward_are_dropped_and_counted(
@@ -228,6 +228,17 @@ def test_samples_without_a_reward_are_dropped_and_counted(
     assert reason in rows[0]["dropped_why"]
     told = f"{rows[0]['dropped']} samples dropped ({rows[0]['dropped_why']})"
     assert told in capsys.readouterr().out
+
+
+def test_dev_tasks_without_a_score_are_named(guesser, tmp_path, capsys):
+    body = "    if task.id == 'n':\n        raise KeyError('gone')\n"
+    reward = code(tmp_path, f"def score(task, made):\n{body}    return float(len(made.turns))\n")
+    data = tasks(tmp_path)
+    more = {"dev_data": str(data), "eval_steps": 1, "max_steps": 1, "gate": 0.0}
+    GRPOTrainer(config(guesser, data, reward=reward, **more), tmp_path / "run").train()
+    (row,) = metrics(tmp_path / "run")
+    assert row["eval_dropped"] == 1 and "KeyError: 'gone' (" in row["eval_dropped_why"]
+    assert f"1 dev tasks dropped ({row['eval_dropped_why']})" in capsys.readouterr().out
 
 
 def test_a_step_without_any_score_is_an_error(guesser, tmp_path):
@@ -245,7 +256,8 @@ def test_long_prompts_and_unwanted_ends_are_reported(guesser, tmp_path):
     settings = config(guesser, data, tasks_per_step=6, max_steps=1, max_length=60)
     GRPOTrainer(settings, tmp_path / "run").train()
     (row,) = metrics(tmp_path / "run")
-    assert row["dropped"] == 8 and row["dropped_why"].startswith(("context: ", "length: "))
+    assert row["dropped"] == 8 and "4 context: " in row["dropped_why"]
+    assert "4 length: " in row["dropped_why"]  # none hides behind another
     settings = config(guesser, tasks(tmp_path), drop_stops=("answered",))
     with pytest.raises(SharpenError, match="answered: not to be trained on"):
         GRPOTrainer(settings, tmp_path / "other").train()

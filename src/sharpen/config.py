@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -133,3 +134,12 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
 def one_line(error: object) -> str:
     """An exception's text without its line breaks."""
     return " ".join(str(error).split())
+
+
+def raised(error: BaseException) -> str:
+    """What a user's code raised, and where; our own errors say so themselves."""
+    if isinstance(error, SharpenError):
+        return one_line(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {one_line(error)[:200]}{where}"

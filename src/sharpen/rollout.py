@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sharpen import types
-from sharpen.config import ConfigError, one_line
+from sharpen.config import ConfigError, raised
 from sharpen.tools import call_with_limit, load_object
 from sharpen.types import Dialog, Message, Sampling, StopReason, Task, TokenPolicy, Trajectory, Turn
 
@@ -206,7 +206,7 @@ class Episode:
 
     def fail(self, stop: StopReason, reason: Any) -> StopReason:
         if isinstance(reason, Exception):
-            reason = f"{type(reason).__name__}: {one_line(reason)}"
+            reason = raised(reason)
         self.stop, self.metadata["error"] = stop, reason
         return stop
 

@@ -21,7 +21,7 @@ def evaluate(
     benchmark: Benchmark = "agent_benchmark:test",
     metrics: Annotated[str, Option(help="Names with commas; the benchmark's own by default.")] = "",
     limit: Annotated[int, Option(help="So many items; 0 is all.", min=0)] = 0,
-    perturb: Annotated[str, Option(help="rename, reword, shuffle, distract; with commas.")] = "",
+    perturb: Annotated[str, Option(help="Of rename, reword, rekey, shuffle, distract.")] = "",
     compare: Annotated[Path | None, Option(help="Another evaluation of the items: folder.")] = None,
     output: Annotated[Path | None, Option(help="Folder of the items and results.")] = None,
     general: Annotated[bool, Option(help="Also the fixed set without tools.")] = True,

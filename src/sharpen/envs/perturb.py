@@ -36,9 +36,8 @@ Way = Literal["rename", "reword", "rekey", "shuffle", "distract"]
 WAYS: tuple[Way, ...] = get_args(Way)
 MORE = 5  # distractors
 DULL = re.compile("an?|and|are|as|at|be|by|for|from|in|is|it|of|on|one|or|such|that|the|to|with")
-KEY = "{letters}-{number}"  # of a record, as in LN-7707
-SHAPES = (KEY, *(f"{{letters}}{mark}{{number}}" for mark in ("", " ", "/")))
-SHAPES += tuple(f"{{number}}{mark}{{letters}}" for mark in ("-", "/"))
+KEY = "{a}-{n}"  # of a record: its letters and its number, as in LN-7707
+SHAPES = (KEY, "{a}{n}", "{a} {n}", "{a}/{n}", "{n}-{a}", "{n}/{a}")
 UNKNOWN = "unknown."
 
 
@@ -52,28 +51,25 @@ class Keys:
 
     def swapped(self, value: Any) -> Any:
         """With the other keys, wherever they stand."""
-        if isinstance(value, str) and self.letters:
-            return either(self.shape).sub(self.other, value)
+        if not self.letters:
+            return value
+        if isinstance(value, str):
+            return keys_in(self.shape).sub(self.other, value)
         if isinstance(value, Mapping):
             return {name: self.swapped(inner) for name, inner in value.items()}
-        return [*map(self.swapped, value)] if isinstance(value, list | tuple) else value
+        return [*map(self.swapped, value)] if isinstance(value, list) else value
 
     def other(self, found: re.Match[str]) -> str:
-        usual, letters = found["letters"], found["letters"] or found["letters_2"]
-        number = found["number"] or found["number_2"]
-        shape = self.shape if usual else KEY
-        return shape.format(letters=letters.translate(self.letters), number=number)
+        shape, letters = (self.shape, found["a"]) if found["a"] else (KEY, found["a2"])
+        return shape.format(a=letters.translate(self.letters), n=found["n"] or found["n2"])
 
 
 @cache
-def either(shape: str) -> re.Pattern[str]:
-    """A key of the usual shape or of this one."""
-    letters, number = "(?P<letters{}>[A-Z]{{2,4}})", r"(?P<number{}>\d{{3,}})"
-    found = [
-        of.format(letters=letters.format(end), number=number.format(end))
-        for of, end in ((KEY, ""), (shape, "_2"))
-    ]
-    return re.compile(rf"\b(?:{'|'.join(found)})\b")
+def keys_in(shape: str = KEY) -> re.Pattern[str]:
+    """Those of the usual shape, and of this one."""
+    usual = KEY.format(a="(?P<a>[A-Z]{2,4})", n=r"(?P<n>\d{3,})")
+    other = shape.format(a="(?P<a2>[A-Z]{2,4})", n=r"(?P<n2>\d{3,})")
+    return re.compile(rf"\b(?:{usual}|{other})\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +139,9 @@ class Perturbation:
         self.tasks, self.ways, self.seed = {task.id: task for task in tasks}, set(ways), seed
         if ways and len(self.tasks) < len(tasks):
             raise SharpenError("perturb: tasks need ids of their own")
+        texts = (message.content for task in tasks for message in task.messages)
+        if "rekey" in ways and tasks and not any(map(keys_in().search, texts)):
+            raise SharpenError("perturb 'rekey': no task names a key such as LN-7707")
         self.pool = [(tool, category(task)) for task in tasks for tool in task.tools]
         self.shown: dict[str, tuple[tuple[ToolSpec, ...], Names]] = {}
 

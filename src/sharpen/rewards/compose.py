@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import Field
 
-from sharpen.config import Config, ConfigError, one_line, parse_config
+from sharpen.config import Config, ConfigError, one_line, parse_config, raised
 from sharpen.tools import call_with_limit, load_object
 from sharpen.types import Score, SharpenError, Task, Trajectory
 
@@ -100,8 +100,8 @@ class ComposedReward:
         for part in self.config.parts:
             try:
                 found = as_score(self.rewards[part.name](task, trajectory))
-            except Exception as error:
-                reason = f"{part.name}: {type(error).__name__}: {one_line(error)}"[:300]
+            except Exception as error:  # a user's code may raise anything: the score says so
+                reason = f"{part.name}: {raised(error)}"[:300]
                 self.failures[reason] += 1
                 notes, failed = [*notes, f"failed: {reason}"], failed + 1
                 continue
@@ -121,7 +121,7 @@ class ComposedReward:
 def as_score(value: Any) -> Score:
     """A number, a Score, or a dict with `total`, `breakdown`, `feedback` → a finite Score."""
     if isinstance(value, BaseException):
-        raise SharpenError(f"{type(value).__name__}: {one_line(value)}")
+        raise SharpenError(raised(value))
     if isinstance(value, Mapping):
         total = next((value[k] for k in ("total", "value", "score", "reward") if k in value), value)
         value = Score(total, value.get("breakdown") or {}, str(value.get("feedback") or ""))  # type: ignore[arg-type]

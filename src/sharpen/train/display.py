@@ -51,8 +51,10 @@ class Display:
         parts = [f"  step {step}/{self.total}: loss {row['loss']:.4f}"]
         measured = [name for name in ("reward", "dev_loss", "metric") if name in row]
         parts += [f"{name} {row[name]:.4f}" for name in measured]
-        if row.get("dropped"):  # by a reward that raises, say: it must not go unseen
-            parts += [f"{row['dropped']} samples dropped ({row['dropped_why']})"]
+        for kind in ("", "eval_"):  # by a reward that raises, say: it must not go unseen
+            if count := row.get(f"{kind}dropped"):
+                what = "dev tasks" if kind else "samples"
+                parts += [f"{count} {what} dropped ({row[f'{kind}dropped_why']})"]
         parts += [f"{rate:.0f} tokens/s"]
         if peak := peak_flops(self.device):
             parts += [f"MFU {rate * self.flops / peak:.0%}"]

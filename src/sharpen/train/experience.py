@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sharpen.calls import failed
-from sharpen.config import one_line
+from sharpen.config import raised
 from sharpen.rewards.agent import AgentRewardModel
 from sharpen.rewards.compose import as_score
 from sharpen.rewards.verifiable import VERIFIERS, VerifiableRewardCalculator
@@ -95,8 +95,8 @@ class Judge:
             return f"length: {length} tokens, over max_length {limit}"
         try:
             score = as_score(self.reward.score(task, trajectory))
-        except Exception as error:  # a user's code may raise anything; the sample goes
-            return f"reward: {type(error).__name__}: {one_line(error)}"[:300]
+        except Exception as error:  # a user's code may raise anything: the sample goes, counted
+            return f"reward: {raised(error)}"[:300]
         return f"reward: {score.feedback}"[:300] if score.parts.get("failed") else score
 
 
@@ -201,7 +201,7 @@ def figures(groups: Sequence[Group]) -> Json:
     samples = [sample for group in groups for sample in group.samples]
     dropped = [reason for group in groups for reason in group.dropped]
     if not samples:
-        raise SharpenError(f"no sample of the step could be scored: {dropped[0]}")
+        raise SharpenError(f"no sample of the step could be scored: {reasons(dropped)}")
     turns = [turn for sample in samples for turn in sample.turns]
     lengths = [sum(len(turn.ids) for turn in sample.turns) for sample in samples]
     told: Json = {f"reward_{name}": value for name, value in means(samples).items() if name}
@@ -215,9 +215,18 @@ def figures(groups: Sequence[Group]) -> Json:
         "longest": max(lengths),
     }
     if dropped:
-        told["dropped_why"] = dropped[0]
+        told["dropped_why"] = reasons(dropped)
     stops = Counter(sample.stop.value for sample in samples)
     return told | {f"stop_{name}": count for name, count in sorted(stops.items())}
+
+
+def reasons(dropped: Sequence[str]) -> str:
+    """Why samples were dropped, the first of each kind: one must not hide another."""
+    kinds = Counter(reason.partition(":")[0] for reason in dropped).most_common()
+    firsts = [next(r for r in dropped if r.partition(":")[0] == kind) for kind, _ in kinds]
+    if len(kinds) == 1:
+        return firsts[0]
+    return "; ".join(f"{n} {first}" for (_, n), first in zip(kinds, firsts, strict=True))
 
 
 def means(samples: Sequence[Trajectory]) -> dict[str, float]:

@@ -26,7 +26,16 @@ from sharpen.rows import message_to_wire
 from sharpen.train.batching import epoch_order
 from sharpen.train.config import RLConfig
 from sharpen.train.curriculum import Curriculum
-from sharpen.train.experience import Group, Judge, Shape, TaskReward, as_figures, flat, means
+from sharpen.train.experience import (
+    Group,
+    Judge,
+    Shape,
+    TaskReward,
+    as_figures,
+    flat,
+    means,
+    reasons,
+)
 from sharpen.train.self_play import SelfPlay
 from sharpen.types import Json, Reward, Sampling, SharpenError, Task, Trajectory
 
@@ -184,12 +193,14 @@ class Practice:
         judge = Judge(self.reward, workers=self.config.reward_workers)  # long answers count too
         groups = judge.groups(self.dev, self.sampled(self.dev, 0.0, 0, perturbed=False))
         samples = [sample for group in groups for sample in group.samples]
+        dropped = [reason for group in groups for reason in group.dropped]
         if not samples:
-            raise SharpenError(f"no dev task could be scored: {groups[0].dropped[0]}")
+            raise SharpenError(f"no dev task could be scored: {reasons(dropped)}")
         found = means(samples)
         row: Json = {f"eval_{name}": value for name, value in found.items() if name}
-        left = len(self.dev) - len(samples)
-        return {"metric": found[""], **row} | ({"eval_dropped": left} if left else {})
+        if dropped:
+            row |= {"eval_dropped": len(dropped), "eval_dropped_why": reasons(dropped)}
+        return {"metric": found[""], **row}
 
     def evaluations(self, step: int) -> Json:
         """What is measured behind this step, if it is time."""
