@@ -4,13 +4,14 @@
     python benchmarks/learning.py FOLDER --parallel --budget-minutes 20  # all that is not there yet
 
 `data`: `agent_sft`, as it is and twice with its tools in other words, training tasks built like
-`extended` from the train split's tools, and from the dev split's tools tasks for the curves, tasks
-to evaluate on, each with a recorded end state, and `decisions`, tasks in which nothing is to be
-called. Tools that are shown in other words have to be read, as those of dev have to be. `sft`: an
-adapter; the checkpoint that does most curve tasks is kept. `grpo`: every weight, from there on, a
-process a seed, most tasks in other words and with other keys; the best on the curve tasks is kept.
-`measure`: greedy answers; a task is done when its calls leave and find out what gold's do. `out/`
-gets learning.json, learning.png and what they are made of.
+`extended` from the train split's tools, and from the dev split's tools tasks for the curves, each
+with a recorded end state, and tasks to evaluate on, built like `extended` too: in some of them
+nothing is to be called. Tools that are shown in other words have to be read, as those of dev have
+to be. `sft`: an adapter; the checkpoint that does most curve tasks is kept. `grpo`: every weight,
+from there on, a process a seed, most tasks in other words and with other keys; the best on the
+curve tasks is kept. `measure`: greedy answers; a task is done when its calls leave and find out
+what gold's do, or when there is none and the answer decides as gold does. `out/` gets
+learning.json, learning.png and what they are made of.
 """
 
 from __future__ import annotations
@@ -149,26 +150,28 @@ def in_other_words(dialogs: Sequence[Dialog]) -> list[Dialog]:
 
 def draw_tasks(counts: Sequence[int], guard: Guard) -> dict[str, list[Task]]:
     train, curve, tested = (count // len(PARTS) for count in counts)
-    sets: dict[str, list[Task]] = {n: [] for n in ("train", "curve", "evaluate", "decisions")}
+    sets: dict[str, list[Task]] = {name: [] for name in ("train", "curve", "evaluate")}
     asked = set[str]()
     with workers_of(0, shipped_world()) as run:
         for split, (part, own) in product(("dev", "train"), PARTS.items()):
             shares = {kind: about.share for kind, about in parts()[part].kinds.items()}
-            quotas = portions(train, shares)
-            if split == "dev":
+            quotas, wanted = portions(train, shares), portions(tested, shares)
+            if split == "dev":  # some ask the same in two parts
                 others = {kind: share for kind, share in shares.items() if kind != own}
                 quotas = portions(counts[2] // 5, others) if others else {}
-                quotas[own] = (curve + tested) * 11 // 10 + 1  # some ask the same in two parts
+                quotas[own] = (curve + tested) * 11 // 10 + 1
             file = File(f"learning_{split}/{part}.jsonl", split, quotas, part, extended=True)
             rows: Any = fill_file(file, SEED, guard, run, lambda _: None)
             if split == "train":
                 sets["train"] += rows
                 continue
-            fresh = [t for t in rows if t.metadata["variant"] == own and folded(t) not in asked]
-            asked |= {folded(task) for task in fresh}
-            sets["curve"] += fresh[:curve]
-            sets["evaluate"] += fresh[curve : curve + tested]
-            sets["decisions"] += [task for task in rows if task.metadata["variant"] != own]
+            for kind, count in sorted(wanted.items(), key=lambda kind: kind[0] != own):
+                found = [task for task in rows if task.metadata["variant"] == kind]
+                found = [task for task in found if folded(task) not in asked]
+                asked |= {*map(folded, found)}
+                first = curve if kind == own else 0
+                sets["curve"] += found[:first]
+                sets["evaluate"] += found[first : first + count]
     return sets
 
 
@@ -176,14 +179,14 @@ def check_apart(sets: dict[str, list[Task]], dialogs: Sequence[Any]) -> None:
     """No task stands twice, no request in two sets, and no tool is both trained and tested."""
     ids = [task.id for tasks in sets.values() for task in tasks]
     assert len(ids) == len({*ids}), "a task stands twice"
-    assert all("state" in task.gold for task in sets["evaluate"]), "a task without an end state"
+    assert all("state" in task.gold for task in sets["curve"]), "a task without an end state"
     said = {name: {*map(folded, sets[name])} for name in ("train", "curve", "evaluate")}
     said["train"] |= {folded(m) for d in dialogs for m in d.messages if m.role == "user"}
     for one, other in combinations(said, 2):
         same = said[one] & said[other]
         assert not same, f"{one} and {other} share {len(same)} requests: {min(same)!r}"
     known = {tool.name for rows in (dialogs, sets["train"]) for row in rows for tool in row.tools}
-    for name in ("curve", "evaluate", "decisions"):
+    for name in ("curve", "evaluate"):
         shared = known & {tool.name for task in sets[name] for tool in task.tools}
         assert not shared, f"{name} has tools that are trained on: {min(shared)}"
 
@@ -198,7 +201,8 @@ def play(policy: Any, data: Path) -> list[Json]:
     tasks, make = list(read_tasks(str(data))), find_environment(GRPO["env"])
     sampling, turns = Sampling(GRPO["max_tokens"]), GRPO["max_turns"]
     found = evaluate(policy, tasks, AgentRewardModel(REWARD), sampling, data.stem, make, turns)
-    about = [{"kind": task.kind, "difficulty": task.difficulty} for task in tasks]
+    sorts = [("calls" if "state" in t.gold else "decisions", t.kind, t.difficulty) for t in tasks]
+    about = [dict(zip(("needs", "kind", "difficulty"), sort, strict=True)) for sort in sorts]
     return list(map(dict.__or__, found.records, about))
 
 
@@ -268,8 +272,8 @@ def measure(options: Any, name: str) -> None:
     from sharpen.policy.local import LocalPolicy
 
     policy = LocalPolicy.load(ModelConfig(base_model=str(options.folder / name / "final")))
-    kept, rows = ("id", "kind", "difficulty", "task_completion", "stop", "turns", "tokens"), []
-    for part in ("evaluate", "decisions", *(("curve",) if name == "sft" else ())):
+    rows, kept = [], ("id", "needs", "kind", "difficulty", "task_completion", "stop", "turns")
+    for part in ("evaluate", *(("curve",) if name == "sft" else ())):
         found = play(policy, options.folder / "data" / f"{part}.jsonl")
         if part == "evaluate":  # to be looked at
             failed = [row for row in found if not row["task_completion"]]

@@ -16,7 +16,7 @@ from sharpen.records import read_jsonl, write_json, write_jsonl
 from sharpen.types import Json
 
 PARTS = ("selection", "planning", "timing", "end_to_end")
-KINDS = ("all", *PARTS, "easy", "medium", "hard", "decisions")
+KINDS = ("all", "calls", "decisions", *PARTS, "easy", "medium", "hard")
 LEAST = 0.05  # of a gain that was asked for
 
 
@@ -43,7 +43,9 @@ def report(folder: Path, names: Sequence[str]) -> None:
     draw(found, metrics, out / "learning.png")
     for name in names:
         shutil.copy(folder / name / "metrics.jsonl", out / f"metrics-{name}.jsonl")
-    about = [{key: row[key] for key in ("id", "kind", "set")} for row in items["sft"]]
+    about = [
+        {key: row[key] for key in ("id", "needs", "kind", "difficulty")} for row in items["sft"]
+    ]
     done = [dict(zip(names, column, strict=True)) for column in done_NK.T.tolist()]
     write_jsonl(out / "items.jsonl", map(dict.__or__, about, done))
     for name in sides:
@@ -53,13 +55,12 @@ def report(folder: Path, names: Sequence[str]) -> None:
 
 
 def compared(items: Sequence[Json], before: np.ndarray, after: np.ndarray) -> Json:
-    """Success and gain over all evaluation tasks, by kind and by difficulty; apart, the tasks in
-    which nothing is to be called."""
+    """Success and gain over all evaluation tasks, over those in which something is to be called
+    and those in which nothing is, by kind and by difficulty."""
     found: Json = {}
     for name in KINDS:
-        which = "decisions" if name == "decisions" else "evaluate"
-        rows = [n for n, row in enumerate(items) if row["set"] == which]
-        at = [n for n in rows if name in ("all", which, items[n]["kind"], items[n]["difficulty"])]
+        sorts = [("all", row["needs"], row["kind"], row["difficulty"]) for row in items]
+        at = [n for n, sort in enumerate(sorts) if name in sort]
         if at:
             success = asdict(bootstrapped(after[at].tolist()))
             found[name] = {

@@ -37,7 +37,8 @@ def test_stages_end_in_time_and_are_not_done_twice(pico_folder, agent_data, tmp_
 
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     play = importlib.import_module("learning").play
-    for name in ("evaluate", "decisions"):
+    for name, needs in {"evaluate": {"calls", "decisions"}, "curve": {"calls"}}.items():
         tasks = list(read_tasks(str(folder / f"data/{name}.jsonl")))
         rows = play(Gold(tasks, lambda _, message: message), folder / f"data/{name}.jsonl")
         assert len(rows) == len(tasks) and all(row["task_completion"] for row in rows)
+        assert {row["needs"] for row in rows} == needs

@@ -22,15 +22,19 @@ from sharpen.world.episode import shipped_world
 from sharpen.world.state import seeded
 
 TASK_TYPES = ("tool_selection", "multi_step_planning", "timing_decision", "tool_retrieval")
+HOME = Path(__file__).parents[1]
 WORD = re.compile(r"[\u3400-\u9fff]|\w+")  # a Chinese character is a word of its own
 
 
 def data_folder() -> Path:
-    """`$SHARPEN_DATA`, else a folder of the cache that belongs to this state of the tool world."""
+    """`$SHARPEN_DATA`, else a folder of the cache that belongs to this state of the tool world and
+    of what makes rows of it."""
     if given := os.environ.get("SHARPEN_DATA"):
         return Path(given)
-    domains = "".join(sha256_file(path) for path in shipped_world().files.values())
-    return cache_folder() / f"data-{hashlib.sha256(domains.encode()).hexdigest()[:12]}"
+    makers = [sorted((HOME / name).glob("*.*")) for name in ("world", "data/generate")]
+    files = [*shipped_world().files.values(), *makers[0], *makers[1]]
+    state = "".join(map(sha256_file, files))
+    return cache_folder() / f"data-{hashlib.sha256(state.encode()).hexdigest()[:12]}"
 
 
 def resolve(name: str) -> list[Path]:
