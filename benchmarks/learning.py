@@ -66,7 +66,7 @@ GRPO |= {"tasks_per_step": 64, "group_size": 16, "minibatches": 4, "trust_sample
 GRPO |= {"rollout_rows": 384, "token_budget": 12288, "max_steps": 200, "eval_steps": 20}
 GRPO |= {"max_tokens": 192, "max_turns": 7, "max_length": 3072, "env": "toolworld", "gate": 0.0}
 GRPO |= {"curriculum": True, "perturb": ["reword", "rekey"], "perturbed": 0.8}
-GRPO |= {"closing_words": False, "drop_stops": ["tokens"]}  # the reward reads calls, not words
+GRPO |= {"closing_words": False, "overlong_buffer": 16}  # the reward reads calls, not words
 
 
 def main() -> None:

@@ -55,7 +55,7 @@ def test_it_learns(guesser, tmp_path):
     ("variant", "more"),
     [
         ("dapo", {"minibatches": 2}),
-        ("dr_grpo", {}),
+        ("dr_grpo", {"minibatches": 17}),  # of 16 samples
         ("gspo", {"updates_per_step": 2}),
         ("rloo", {"beta": 0.1}),
         ("reinforce++", {"importance_cap": 2.0, "full": False, "lora_r": 4, "beta": 0.1}),
@@ -121,6 +121,7 @@ def test_dapo_is_what_one_field_says(guesser, tmp_path):
     assert (dapo.clip_high, dapo.refills, dapo.overlong_buffer) == (0.28, 3, 4)
     own = config(guesser, data, variant="dapo", refills=1, clip_high=0.5)
     assert (own.clip_high, own.refills) == (0.5, 1)
+    assert config(guesser, data, closing_words=False, max_tokens=20).overlong_buffer == 4
 
 
 # What is trained on ----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from sharpen.evals.baselines import Gold
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SETTINGS = "--tasks 8 4 8 --seeds 0 --budget-minutes 0 --grpo max_length=8192 tasks_per_step=1"
-SETTINGS += " group_size=2 max_tokens=8 drop_stops=[] --sft max_steps=1 max_length=8192"
+SETTINGS += " group_size=2 max_tokens=8 --sft max_steps=1 max_length=8192"
 
 
 @pytest.mark.slow

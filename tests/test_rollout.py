@@ -189,25 +189,26 @@ def test_without_closing_words_ending_is_a_choice():
     called = Message("assistant", "", (ToolCall("echo", {}),))
     said, broken = parse_message("All done."), parse_message("<tool_call>{")
 
-    def trained(*messages, stop=StopReason.ANSWERED, closing=False, result="7"):
-        results = (Message("tool", result, name="echo"),)
+    def trained(*messages, stop=StopReason.ANSWERED, closing=False, endless=False):
         turns, prompt = [], (1, 2)
         for message in messages:
             ids = (10 * len(turns) + 3, 10 * len(turns) + 4, 10 * len(turns) + 5)
             logprobs = tuple(-float(n) for n in ids)
-            turns.append(Turn(message, stop, prompt, ids, logprobs, results))
+            turns.append(Turn(message, stop, prompt, ids, logprobs))
             prompt = (*prompt, *ids, 7)
-        [datum] = trajectory_to_datums(Trajectory("a", tuple(turns), stop), closing)
+        [datum] = trajectory_to_datums(Trajectory("a", tuple(turns), stop), closing, endless)
         assert (-datum.columns["sampler"]).tolist() == datum.ids[datum.mask].tolist()
         return datum.ids[datum.mask].tolist()
 
     assert trained(called, said) == [3, 4, 5, 13]
     assert trained(called, said, closing=True) == [3, 4, 5, 13, 14, 15]
     assert trained(broken, said) == [3, 4, 5, 13]
-    assert trained(called, said, result='{"error":"no"}') == [3, 4, 5, 13, 14, 15]  # gives up
     assert trained(called, broken) == [3, 4, 5, 13, 14, 15]  # no words
     assert trained(said) == [3, 4, 5]  # all that it did
-    assert trained(called, said, stop=StopReason.TOKENS) == [3, 4, 5, 13]  # not for its length
+    cut = {"stop": StopReason.TOKENS}
+    assert trained(called, said, **cut) == [3, 4, 5, 13]  # no praise for them
+    assert trained(called, said, endless=True) == [3, 4, 5, 13]
+    assert trained(called, said, **cut, endless=True) == [3, 4, 5, 13, 14, 15]
 
 
 def test_continuation_is_what_the_renderer_renders(smollm2_tokenizer, pico_tokenizer):

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from sharpen.calls import failed
 from sharpen.config import raised
 from sharpen.rewards.agent import AgentRewardModel
 from sharpen.rewards.compose import as_score
@@ -121,10 +120,14 @@ class TaskReward:
         self.verifiable.close()
 
 
-def trajectory_to_datums(trajectory: Trajectory, closing: bool = True) -> list[Datum]:
+def trajectory_to_datums(
+    trajectory: Trajectory, closing: bool = True, endless: bool = False
+) -> list[Datum]:
     """The ids that the model saw, those that it sampled marked. One row, as long as every prompt
     begins with the one before it and its answer; else a new one from there. Without `closing`, of
-    what is said behind calls that went well only the choice to say it is there: the first token."""
+    what is said behind calls only the choice to say it is there, the first token: were words there
+    only where calls failed, blame would teach never to end them. `endless`: those that ran into
+    the limit are there whole, for a reward that is against them."""
     runs: list[list[Turn]] = []
     for turn in trajectory.turns:
         if not turn.ids:
@@ -136,16 +139,15 @@ def trajectory_to_datums(trajectory: Trajectory, closing: bool = True) -> list[D
             runs[-1].append(turn)
         else:
             runs.append([turn])
-    whole = closing or not closes([turn for turn in trajectory.turns if turn.ids])
+    cut = endless and trajectory.stop is StopReason.TOKENS
+    whole = closing or cut or not closes([turn for turn in trajectory.turns if turn.ids])
     return [joined(run, trajectory.task_id, whole or run is not runs[-1]) for run in runs]
 
 
 def closes(turns: Sequence[Turn]) -> bool:
-    """Whether the last turn is words that end an episode of calls, endless ones too: a reward that
-    reads no words would praise them. To give up behind a call that failed is a deed."""
+    """Whether the last turn is words that end an episode of calls."""
     calls = [bool(turn.message.tool_calls or turn.message.unparsed) for turn in turns]
-    well = any(calls[:-1]) and not any(map(failed, turns[-2].results))
-    return well and not calls[-1]
+    return any(calls[:-1]) and not calls[-1]
 
 
 def joined(turns: Sequence[Turn], name: str, whole: bool) -> Datum:
@@ -164,11 +166,12 @@ def joined(turns: Sequence[Turn], name: str, whole: bool) -> Datum:
 
 
 def rows_of(
-    groups: Sequence[Group], closing: bool = True
+    groups: Sequence[Group], closing: bool = True, endless: bool = False
 ) -> tuple[list[Datum], np.ndarray, np.ndarray]:
     """All samples' rows, the number of the sample that each belongs to, and how many trained
     tokens each sample has."""
-    made = [trajectory_to_datums(sample, closing) for group in groups for sample in group.samples]
+    samples = [sample for group in groups for sample in group.samples]
+    made = [trajectory_to_datums(sample, closing, endless) for sample in samples]
     owners = np.repeat(np.arange(len(made)), [len(rows) for rows in made])
     lengths = np.array([sum(int(row.mask.sum()) for row in rows) for rows in made])
     return [row for rows in made for row in rows], owners, lengths

@@ -104,7 +104,7 @@ class GRPOTrainer:
         rewards = [group.rewards for group in groups]
         found = group_advantages(rewards, config.variant) if config.use_advantage else rewards
         advantages = np.concatenate(found)
-        rows, owners, lengths = rows_of(groups, config.closing_words)
+        rows, owners, lengths = rows_of(groups, config.closing_words, bool(config.overlong_buffer))
         rows = with_columns(rows, advantage=advantages[owners])
         trusted = config.ahead or config.trust_sampler
         if trusted:  # by the weights that they were sampled from
@@ -118,6 +118,8 @@ class GRPOTrainer:
         part_of = np.arange(len(lengths)) * config.minibatches // len(lengths)
         for number in range(config.updates):
             chosen = np.flatnonzero(part_of == number % config.minibatches)
+            if not len(chosen):  # fewer samples than mini-batches
+                continue
             weights = np.zeros(len(lengths))
             weights[chosen] = token_weights(lengths[chosen], config.variant, config.max_tokens)
             taken = counted(weighted(rows, owners, weights))
