@@ -170,6 +170,7 @@ def draw_tasks(counts: Sequence[int], guard: Guard) -> dict[str, list[Task]]:
                 found = [task for task in found if folded(task) not in asked]
                 asked |= {*map(folded, found)}
                 first = curve if kind == own else 0
+                assert len(found) >= first + count, f"{part}: too few of {kind}"
                 sets["curve"] += found[:first]
                 sets["evaluate"] += found[first : first + count]
     return sets
@@ -201,8 +202,11 @@ def play(policy: Any, data: Path) -> list[Json]:
     tasks, make = list(read_tasks(str(data))), find_environment(GRPO["env"])
     sampling, turns = Sampling(GRPO["max_tokens"]), GRPO["max_turns"]
     found = evaluate(policy, tasks, AgentRewardModel(REWARD), sampling, data.stem, make, turns)
-    sorts = [("calls" if "state" in t.gold else "decisions", t.kind, t.difficulty) for t in tasks]
-    about = [dict(zip(("needs", "kind", "difficulty"), sort, strict=True)) for sort in sorts]
+    needs = ["calls" if "state" in task.gold else "decisions" for task in tasks]
+    about = [
+        {"needs": needed, "kind": task.kind, "difficulty": task.difficulty}
+        for needed, task in zip(needs, tasks, strict=True)
+    ]
     return list(map(dict.__or__, found.records, about))
 
 

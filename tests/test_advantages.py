@@ -41,6 +41,7 @@ def test_a_sample_is_held_against_its_group():
 )  # fmt: skip
 def test_what_a_token_weighs(variant, weights):
     assert token_weights([2, 6], variant, 10) == pytest.approx(weights)
+    assert token_weights([], variant, 10) == []
 
 
 def test_gae_by_hand():

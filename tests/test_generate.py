@@ -310,6 +310,12 @@ def test_sets_are_built_in_the_cache_on_first_use(monkeypatch, tmp_path):
     assert len(made) == 1 and made[0].parent == tmp_path
     with pytest.raises(SharpenError, match=r"has no agent_sft/test\.jsonl; run sharpen data build"):
         resolve_name("agent_sft:test")
+    other = tmp_path / "other/data/generate"  # of a generator that has changed
+    other.mkdir(parents=True)
+    (other / "plays.py").touch()
+    monkeypatch.setattr("sharpen.data.sources.HOME", tmp_path / "other")
+    resolve_name("agent_sft:dev")
+    assert len({*made}) == 2
 
 
 def test_training_usage(built, monkeypatch):

@@ -23,7 +23,7 @@ from sharpen.envs.perturb import Perturbation
 from sharpen.evals.baselines import Gold
 from sharpen.models.load import ModelConfig, load_model, load_tokenizer
 from sharpen.report.runs import write_report
-from sharpen.train.config import GRPOConfig, LearnerConfig
+from sharpen.train.config import GRPOConfig, LearnerConfig, PPOConfig
 from sharpen.train.experience import Judge, counted
 from sharpen.train.grpo import GRPOTrainer, surrogate_loss
 from sharpen.train.learner import Learner
@@ -121,7 +121,11 @@ def test_dapo_is_what_one_field_says(guesser, tmp_path):
     assert (dapo.clip_high, dapo.refills, dapo.overlong_buffer) == (0.28, 3, 4)
     own = config(guesser, data, variant="dapo", refills=1, clip_high=0.5)
     assert (own.clip_high, own.refills) == (0.5, 1)
-    assert config(guesser, data, closing_words=False, max_tokens=20).overlong_buffer == 4
+    quiet = config(guesser, data, closing_words=False, max_tokens=20)
+    assert quiet.overlong_buffer == 4
+    given = {"base_model": "m", "closing_words": False, "max_tokens": 20}
+    assert PPOConfig(**given).overlong_buffer == 4
+    assert PPOConfig(**given, overlong_buffer=0).overlong_buffer == 0
 
 
 # What is trained on ----------------------------------------------------------------------------

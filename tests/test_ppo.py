@@ -17,7 +17,7 @@ from sharpen.train.advantages import gae, whiten
 from sharpen.train.config import PPOConfig
 from sharpen.train.learner import Learner
 from sharpen.train.ppo import PPOTrainer
-from sharpen.types import SharpenError
+from sharpen.types import Message, SharpenError, StopReason, Trajectory, Turn
 from test_grpo import TWO_TURNS, code
 
 pytestmark = pytest.mark.usefixtures("without_reports")
@@ -90,6 +90,19 @@ def test_a_flat_step_changes_nothing(guesser, tmp_path):
     with pytest.raises(SharpenError, match="2 steps in a row had only flat rewards"):
         PPOTrainer(settings, tmp_path / "run").train()
     assert [row["skipped"] for row in metrics(tmp_path / "run")] == [True, True]
+
+
+def test_fewer_samples_than_chunks_and_words_that_never_end(guesser, tmp_path):
+    body = "    ids = made.turns[0].ids\n    return 'none' if ids[0] % 2 else ids[0]"
+    reward = code(tmp_path, f"def score(task, made):\n{body}\n")
+    more = {"reward": reward, "max_steps": 1, "chunk_size": 1, "closing_words": False}
+    trainer = PPOTrainer(config(guesser, tasks(tmp_path), **more), tmp_path / "run")
+    trainer.train()
+    (row,) = metrics(tmp_path / "run")
+    assert row["dropped"] > 0 and not row["skipped"]
+    turns = (Turn(Message("assistant", "on and on"), ids=(1,) * 8),)
+    cut = Trajectory("a", turns, StopReason.TOKENS)
+    assert trainer.practice.judge.shape(cut) == -1
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,8 @@ def data_folder() -> Path:
     of what makes rows of it."""
     if given := os.environ.get("SHARPEN_DATA"):
         return Path(given)
-    makers = [sorted((HOME / name).glob("*.*")) for name in ("world", "data/generate")]
-    files = [*shipped_world().files.values(), *makers[0], *makers[1]]
-    state = "".join(map(sha256_file, files))
+    makers = sorted([*HOME.glob("world/*.*"), *HOME.glob("data/generate/*.*")])
+    state = "".join(map(sha256_file, [*shipped_world().files.values(), *makers]))
     return cache_folder() / f"data-{hashlib.sha256(state.encode()).hexdigest()[:12]}"
 
 

@@ -33,7 +33,7 @@ def token_weights(
     their token means (`sequence`), the mean over all tokens (`token`), or the sum over a `constant`
     number of them."""
     count, how = len(lengths), AGGREGATION[variant]
-    if how == "sequence":
+    if not count or how == "sequence":
         return [1 / (length * count) for length in lengths]
     return [1 / (sum(lengths) if how == "token" else count * max_tokens)] * count
 

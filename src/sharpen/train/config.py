@@ -162,6 +162,8 @@ class RLConfig(RunConfig):
     beta: float = Field(0.0, ge=0)  # weight of the KL to the reference
     clip: float = Field(0.2, gt=0)
     closing_words: bool = True  # off: words behind calls train as their first token
+    # tokens; a fifth of max_tokens in dapo and without closing_words, which might else never end
+    overlong_buffer: int | None = Field(None, ge=0)
     drop_stops: tuple[StopReason, ...] = ()  # samples that ended so are not trained on
     importance_cap: float = Field(0.0, ge=0)  # corrects for the sampler's arithmetic; 0: not
     patience_flat: int = Field(10, ge=1)  # steps in a row that teach nothing, then an error
@@ -179,6 +181,12 @@ class RLConfig(RunConfig):
     save_steps: int = Field(20, ge=1)
     eval_steps: int = Field(20, ge=1)
 
+    @model_validator(mode="after")
+    def words_end(self) -> RLConfig:
+        if self.overlong_buffer is None and not self.closing_words:
+            object.__setattr__(self, "overlong_buffer", self.max_tokens // 5)
+        return self
+
     @property
     def updates(self) -> int:
         """Optimiser steps of a step."""
@@ -195,8 +203,6 @@ class GRPOConfig(RLConfig):
     use_advantage: bool = True  # off: the reward itself
     clip_high: float | None = Field(None, gt=0)  # dapo: 0.28, else as `clip`
     refills: int | None = Field(None, ge=0)  # rounds of further tasks for flat groups; dapo: 3
-    # tokens; a fifth of max_tokens in dapo and without closing_words, which might else never end
-    overlong_buffer: int | None = Field(None, ge=0)
     trust_sampler: bool = False  # its log-probabilities are the old ones, not computed again
     ahead: int = Field(0, ge=0)  # steps of samples that may wait; 0: sampling and steps take turns
     max_staleness: int = Field(2, ge=0)  # steps; samples of older weights are dropped
@@ -214,8 +220,7 @@ class GRPOConfig(RLConfig):
         """What a variant brings, where nothing else is given."""
         dapo = self.variant == "dapo"
         usual = {"clip_high": max(0.28, self.clip) if dapo else self.clip}
-        shaped = dapo or not self.closing_words
-        usual |= {"refills": 3 if dapo else 0, "overlong_buffer": self.max_tokens // 5 * shaped}
+        usual |= {"refills": 3 if dapo else 0, "overlong_buffer": self.max_tokens // 5 * dapo}
         for name, value in usual.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)

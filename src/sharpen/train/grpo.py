@@ -19,7 +19,7 @@ import numpy as np
 
 from sharpen.policy.local import LocalPolicy
 from sharpen.records import atomic_folder
-from sharpen.train.advantages import group_advantages, overlong, token_weights
+from sharpen.train.advantages import group_advantages, token_weights
 from sharpen.train.ahead import Ahead
 from sharpen.train.config import GRPOConfig, RLConfig
 from sharpen.train.experience import Group, counted, figures, rows_of, with_columns
@@ -29,7 +29,7 @@ from sharpen.train.practice import Evaluate, Practice
 from sharpen.train.run import TrainingRun
 from sharpen.train.sft import open_folder
 from sharpen.train.start import Start, start_policy
-from sharpen.types import Datum, Json, Reward, SharpenError, Trajectory
+from sharpen.types import Datum, Json, Reward, SharpenError
 
 NOTHING: Json = {"loss": 0.0, "tokens": 0, "trained": 0, "skipped": True}
 RATIO = {"gspo": "mean", "rloo": "sum"}  # of a row; the others have one a token
@@ -47,9 +47,7 @@ class GRPOTrainer:
         evaluate: Evaluate | None = None,
     ):
         self.config, self.output = config, Path(output)
-        buffer, limit = config.overlong_buffer or 0, config.max_tokens
-        shape = (lambda made: overlong(longest_turn(made), limit, buffer)) if buffer else None
-        self.practice = Practice(config, reward, evaluate, shape)
+        self.practice = Practice(config, reward, evaluate)
         self.how = surrogate_of(config)
         self.model: Any = None
 
@@ -104,7 +102,8 @@ class GRPOTrainer:
         rewards = [group.rewards for group in groups]
         found = group_advantages(rewards, config.variant) if config.use_advantage else rewards
         advantages = np.concatenate(found)
-        rows, owners, lengths = rows_of(groups, config.closing_words, bool(config.overlong_buffer))
+        shaped = bool(config.overlong_buffer)
+        rows, owners, lengths = rows_of(groups, config.closing_words, shaped)
         rows = with_columns(rows, advantage=advantages[owners])
         trusted = config.ahead or config.trust_sampler
         if trusted:  # by the weights that they were sampled from
@@ -118,12 +117,10 @@ class GRPOTrainer:
         part_of = np.arange(len(lengths)) * config.minibatches // len(lengths)
         for number in range(config.updates):
             chosen = np.flatnonzero(part_of == number % config.minibatches)
-            if not len(chosen):  # fewer samples than mini-batches
-                continue
             weights = np.zeros(len(lengths))
             weights[chosen] = token_weights(lengths[chosen], config.variant, config.max_tokens)
             taken = counted(weighted(rows, owners, weights))
-            if taken:
+            if taken:  # there may be fewer samples than mini-batches
                 reports.append(learner.step(taken, surrogate_loss(self.how, sums)))
         learner.steps_done = behind
         if trusted:  # nothing was held against the sampler
@@ -151,10 +148,6 @@ def start_learner(config: RLConfig, practice: Practice, held: bool) -> tuple[Sta
 def surrogate_of(config: GRPOConfig) -> Surrogate:
     high, ratio = config.clip_high or config.clip, RATIO.get(config.variant, "token")
     return Surrogate(config.clip, high, config.beta, ratio, config.importance_cap)
-
-
-def longest_turn(made: Trajectory) -> int:
-    return max(len(turn.ids) for turn in made.turns)
 
 
 def weighted(rows: Sequence[Datum], owners: np.ndarray, weights: np.ndarray) -> list[Datum]:

@@ -79,7 +79,8 @@ class PPOTrainer:
         reports, judged, sums = list[StepReport](), list[StepReport](), dict[str, Any]()
         row = grpo.NOTHING
         if np.ptp(scores) >= FLAT:  # else all that could be learnt is the critic's noise
-            rows, owners, lengths = rows_of(groups, config.closing_words)
+            shaped = bool(config.overlong_buffer)
+            rows, owners, lengths = rows_of(groups, config.closing_words, shaped)
             rows, row = self.with_advantages(rows, owners, scores, state)
             for number in range(config.updates):
                 part = slice(number % config.minibatches, None, config.minibatches)

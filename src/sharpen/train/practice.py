@@ -23,13 +23,13 @@ from sharpen.rewards.compose import build_reward
 from sharpen.rewards.hacking import SURE, HackingMonitor, RLVRHackingDetector
 from sharpen.rollout import find_environment, rollout
 from sharpen.rows import message_to_wire
+from sharpen.train.advantages import overlong
 from sharpen.train.batching import epoch_order
 from sharpen.train.config import RLConfig
 from sharpen.train.curriculum import Curriculum
 from sharpen.train.experience import (
     Group,
     Judge,
-    Shape,
     TaskReward,
     as_figures,
     flat,
@@ -52,7 +52,6 @@ class Practice:
         config: RLConfig,
         reward: Reward | None = None,
         evaluate: Evaluate | None = None,
-        shape: Shape | None = None,
     ):
         self.config, self.callback = config, evaluate
         self.tasks = list(read_tasks(config.train_data))
@@ -72,7 +71,7 @@ class Practice:
             config.drop_stops,
             config.max_length,
             config.reward_workers,
-            shape,
+            self.shape if config.overlong_buffer else None,
         )
         self.policy: Any = None
         self.seconds = np.zeros(2)  # of rollouts and of rewards, in this step
@@ -81,6 +80,10 @@ class Practice:
         self.total = config.max_steps or -(
             -len(self.tasks) * config.num_epochs // config.tasks_per_step
         )
+
+    def shape(self, made: Trajectory) -> float:
+        longest = max(len(turn.ids) for turn in made.turns)
+        return overlong(longest, self.config.max_tokens, self.config.overlong_buffer or 0)
 
     def __enter__(self) -> Practice:
         return self
