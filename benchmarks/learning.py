@@ -60,12 +60,13 @@ REWARD = {"weights": EARNED, "penalties": dict.fromkeys(PENALTIES, 0.0)}
 RUN: Json = {"save_steps": 1_000_000, "keep_checkpoints": 1}
 SFT = RUN | {"learning_rate": 1e-3, "num_epochs": 1, "lora_r": 64, "lora_alpha": 128}
 SFT |= {"token_budget": 32768, "max_length": 2048, "eval_steps": 100}
-GRPO = RUN | {"full": True, "learning_rate": 4e-5, "lr_scheduler": "linear", "warmup_ratio": 0.05}
-GRPO |= {"variant": "dr_grpo", "beta": 0.0, "clip_high": 0.28, "temperature": 1.0}
+GRPO = RUN | {"full": True, "learning_rate": 3e-5, "lr_scheduler": "linear", "warmup_ratio": 0.05}
+GRPO |= {"variant": "dr_grpo", "beta": 0.02, "clip_high": 0.28, "temperature": 1.0}
 GRPO |= {"tasks_per_step": 64, "group_size": 16, "minibatches": 4, "trust_sampler": True}
 GRPO |= {"rollout_rows": 384, "token_budget": 12288, "max_steps": 200, "eval_steps": 20}
 GRPO |= {"max_tokens": 192, "max_turns": 7, "max_length": 3072, "env": "toolworld", "gate": 0.0}
 GRPO |= {"curriculum": True, "perturb": ["reword", "rekey"], "perturbed": 0.8}
+GRPO |= {"turn_credit": True}  # what is tried behind an error is not blamed for it
 GRPO |= {"closing_words": False, "overlong_buffer": 16}  # the reward reads calls, not words
 
 

@@ -23,6 +23,10 @@ def write(path: Path, rows: list[dict]) -> str:
     return str(path)
 
 
+def failure(word: str) -> str:
+    return json.dumps({"error": word})
+
+
 def tasks(folder: Path, kind: str = "exact") -> str:
     """Each question with its own right letter."""
     rows = [
@@ -32,15 +36,19 @@ def tasks(folder: Path, kind: str = "exact") -> str:
     return write(folder / "tasks.jsonl", rows)
 
 
-def guesser(base: Path, folder: Path) -> Path:
-    """`base` taught to answer each question with any of the letters. Other words, which have one
-    answer each, teach it to read what it is asked."""
+def guesser(base: Path, folder: Path, again: bool = False) -> Path:
+    """`base` taught to answer each question with any of the letters, and `again` when a tool says
+    that the first one failed. Other words, which have one answer each, teach it to read what it is
+    asked."""
     chance, rows = random.Random(0), []
     for _ in range(60):
         for word in (*QUESTIONS, *LETTERS.lower()):
-            letter = chance.choice(LETTERS) if word in QUESTIONS else word.upper()
-            said = {"role": "assistant", "content": letter}
-            rows.append({"messages": [{"role": "user", "content": word}, said]})
+            asked: list[dict] = [{"role": "user", "content": word}]
+            for _ in range(1 + again):
+                letter = chance.choice(LETTERS) if word in QUESTIONS else word.upper()
+                asked = [*asked, {"role": "assistant", "content": letter}]
+                rows.append({"messages": asked})
+                asked = [*asked, {"role": "tool", "name": "ask", "content": failure(word)}]
     data = write(folder / "guesses.jsonl", rows)
     config = AgentSFTConfig(
         base_model=str(base), train_data=data, full=True, learning_rate=4e-3, max_steps=180,

@@ -46,6 +46,16 @@ def test_a_level_speaks_for_tasks_that_nobody_tried():
     assert rates == sorted(rates) and rates[0] < rates[1] == 0.5 < rates[2]
 
 
+def test_kinds_of_one_difficulty_are_not_equally_hard():
+    tasks = [Task(f"{kind}-{i}", "", kind=kind) for kind in ("plan", "select") for i in range(20)]
+    curriculum = Curriculum(tasks)
+    curriculum.update(["plan-0", "select-0", "select-1"], [0.0, 0.5, 0.0])
+    rates = {task.id: curriculum.rate(task) for task in tasks}
+    assert rates["plan-1"] == 0 and rates["select-2"] == 0.25
+    # what was tried says more of a task than its level does
+    assert rates["select-0"] > 0.4 and rates["select-1"] < 0.1
+
+
 @pytest.mark.parametrize("killed", [0, 1, 7])
 def test_a_run_that_was_killed_draws_the_same(killed):
     whole = steps(Curriculum(TASKS, seed=3), 12)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import guessing
 import sharpen.train.practice as practice
 import sharpen.train.run as run_module
 from guessing import accuracy, metrics, tasks, write
@@ -24,11 +25,21 @@ from sharpen.evals.baselines import Gold
 from sharpen.models.load import ModelConfig, load_model, load_tokenizer
 from sharpen.report.runs import write_report
 from sharpen.train.config import GRPOConfig, LearnerConfig, PPOConfig
-from sharpen.train.experience import Judge, counted
-from sharpen.train.grpo import GRPOTrainer, surrogate_loss
+from sharpen.train.experience import Group, Judge, counted, rows_of
+from sharpen.train.grpo import GRPOTrainer, surrogate_loss, turn_advantages
 from sharpen.train.learner import Learner
 from sharpen.train.losses import Surrogate
-from sharpen.types import Datum, Dialog, SharpenError
+from sharpen.types import (
+    Datum,
+    Dialog,
+    Message,
+    SharpenError,
+    StopReason,
+    Task,
+    ToolCall,
+    Trajectory,
+    Turn,
+)
 
 pytestmark = pytest.mark.usefixtures("without_reports")
 
@@ -51,13 +62,64 @@ def test_it_learns(guesser, tmp_path):
     assert accuracy(guesser) < 0.3 and accuracy(tmp_path / "run" / "final") >= 0.95
 
 
+LUCK = """
+from guessing import failure
+from sharpen.types import Dialog, Message, StopReason
+
+class Luck:
+    inline, begun = True, 0
+
+    def reset(self, task):
+        Luck.begun += 1
+        self.task, self.lucky = task, Luck.begun * 7919 % 13 % 2
+        return Dialog(task.messages, task.tools, task.id)
+
+    def step(self, message):
+        if self.lucky:
+            return (), StopReason.ANSWERED
+        self.lucky = True
+        return (Message("tool", failure(self.task.instruction), name="ask"),), None
+
+def score(task, made):
+    right = len(made.turns) == 1 or made.turns[-1].message.content == task.gold["answer"]
+    return float(right and made.stop is StopReason.ANSWERED)
+"""
+
+
+@pytest.mark.slow
+def test_it_learns_what_to_do_behind_a_failure(pico_folder, tmp_path, monkeypatch):
+    """Whether the first answer fails is chance; the reward of the second is what can be learnt.
+    What the first one says is never read, and has to stay a letter all the same."""
+    start, seen = guessing.guesser(pico_folder, tmp_path, again=True), []
+    attempt = practice.Practice.attempt
+
+    def remembering(*given):
+        groups = attempt(*given)
+        seen.append([made for group in groups for made in group.samples])
+        return groups
+
+    monkeypatch.setattr(practice.Practice, "attempt", remembering)
+    settings = {"env": code(tmp_path, LUCK, "Luck"), "reward": f"{tmp_path}/own.py:score"}
+    settings |= {"variant": "dr_grpo", "turn_credit": True, "beta": 0.02, "learning_rate": 3e-4}
+    settings |= {"group_size": 8, "max_tokens": 4, "max_steps": 120, "save_steps": 120, "seed": 1}
+    GRPOTrainer(config(start, tasks(tmp_path), **settings), tmp_path / "run").train()
+
+    def again(steps):
+        second = [made for step in steps for made in step if len(made.turns) == 2]
+        return np.mean([made.score.value for made in second])
+
+    assert again(seen[:20]) < 0.35 and again(seen[-20:]) > 0.5
+    said = [made.turns[0].message.content for step in seen[-20:] for made in step]
+    assert np.mean([letter in guessing.LETTERS for letter in said]) > 0.95
+
+
 @pytest.mark.parametrize(
     ("variant", "more"),
     [
         ("dapo", {"minibatches": 2}),
         ("dr_grpo", {"minibatches": 17}),  # of 16 samples
         ("gspo", {"updates_per_step": 2}),
-        ("rloo", {"beta": 0.1}),
+        ("rloo", {"beta": 0.1, "turn_credit": True}),
         ("reinforce++", {"importance_cap": 2.0, "full": False, "lora_r": 4, "beta": 0.1}),
         ("grpo", {"use_advantage": False, "temperature": 0.7, "updates_per_step": 2}),
     ],
@@ -98,6 +160,54 @@ def test_equal_rows_are_computed_once(guesser):
         weights.append(learner.weights())
     for name, value in weights[0].items():
         assert torch.allclose(value, weights[1][name], atol=1e-5), name
+
+
+def episode(*results: str, gap: bool = False) -> Trajectory:
+    """A call of two tokens for each result, then words of three; with a `gap` the last prompt does
+    not go on from what was before."""
+    call, turns, prompt = Message("assistant", "", (ToolCall("look", {}),)), [], (1,)
+    for result in results:
+        answer = (Message("tool", result, name="look"),)
+        turns.append(Turn(call, prompt_ids=prompt, ids=(5, 6), results=answer))
+        prompt = (*prompt, 5, 6, 7)
+    last = (9,) if gap else prompt
+    turns.append(Turn(Message("assistant", "Done."), prompt_ids=last, ids=(8, 8, 8)))
+    return Trajectory("a", tuple(turns), StopReason.ANSWERED)
+
+
+def test_a_turn_is_compared_with_turns_in_its_situation():
+    fine, broken = '{"rows": []}', '{"error": "unknown", "message": "no such table"}'
+    made = {
+        "mended": (episode(broken, fine), 1.0),
+        "gave up": (episode(broken, gap=True), 0.0),
+        "at once": (episode(fine), 1.0),
+        "words": (episode(), 0.2),
+    }
+    samples, rewards = zip(*made.values(), strict=True)
+    other = Group(Task("b", ""), [episode(broken), episode()], np.array([5.0, 3.0]))
+    groups = [Group(Task("a", ""), [*samples], np.array(rewards)), other]
+    rows, owners, _ = rows_of(groups)
+    assert owners.tolist() == [0, 1, 1, 2, 3, 4, 5]
+    found = [part.round(6).tolist() for part in turn_advantages(groups, rows, owners, "dr_grpo")]
+    # the mean is 0.55; behind what was fine all were equally good
+    assert found[0] == [0.45] * 2 + [0.5] * 2 + [0.0] * 3
+    assert found[1:3] == [[-0.55] * 2, [-0.5] * 3]  # against one who tried again
+    assert found[3] == [0.45] * 2 + [0.0] * 3
+    assert found[4] == [-0.35] * 3
+    assert found[5] == [1.0] * 2 + [0.0] * 3  # alone behind a failure
+    assert found[6] == [-1.0] * 3
+    short, owners, _ = rows_of(groups, closing=False)
+    cut = turn_advantages(groups, short, owners, "dr_grpo")
+    assert [len(part) for part in cut] == [5, 2, 1, 3, 3, 3, 3] and cut[2] == [-0.5]
+
+
+def test_of_single_turns_credit_is_the_groups(guesser, tmp_path):
+    rows = []
+    for name, credit in (("whole", False), ("turns", True)):
+        settings = config(guesser, tasks(tmp_path), turn_credit=credit, max_steps=2)
+        GRPOTrainer(settings, tmp_path / name).train()
+        rows.append([(row["loss"], row["norm"]) for row in metrics(tmp_path / name)])
+    assert np.allclose(*rows, atol=1e-6) and np.array(rows)[0, 0, 1] > 0
 
 
 def test_the_samplers_log_probabilities_may_be_the_old_ones(guesser, tmp_path, monkeypatch):
@@ -335,6 +445,7 @@ def test_the_gate_asks_for_tool_accuracy_first(sharpen, pico_folder, tmp_path):
         ({"groupsize": 4}, "did you mean 'group_size'"),
         ({"importance_cap": 2.0, "trust_sampler": True}, "the sampler's already"),
         ({"importance_cap": 2.0, "ahead": 1}, "the sampler's already"),
+        ({"turn_credit": True, "use_advantage": False}, "turn_credit: is about advantages"),
     ],
 )
 def test_wrong_settings(guesser, given, problem):

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 from random import Random
 from string import ascii_uppercase
 from typing import Any, Literal, get_args
@@ -143,13 +144,14 @@ class Perturbation:
         if "rekey" in ways and tasks and not any(map(keys_in().search, texts)):
             raise SharpenError("perturb 'rekey': no task names a key such as LN-7707")
         self.pool = [(tool, category(task)) for task in tasks for tool in task.tools]
-        self.shown: dict[str, tuple[tuple[ToolSpec, ...], Names]] = {}
+        self.shown: dict[str, tuple[tuple[ToolSpec, ...], Names, Names]] = {}  # there and back
 
     def dialog(self, dialog: Dialog) -> Dialog:
         if not self.ways or dialog.id not in self.tasks or not dialog.tools:
             return dialog
         if dialog.id not in self.shown:
-            self.shown[dialog.id] = self.draw(self.tasks[dialog.id], dialog.tools)
+            tools, names = self.draw(self.tasks[dialog.id], dialog.tools)
+            self.shown[dialog.id] = tools, names, names.back()
         messages = tuple(self.outward(dialog.id, message) for message in dialog.messages)
         return replace(dialog, tools=self.shown[dialog.id][0], messages=messages)
 
@@ -160,8 +162,8 @@ class Perturbation:
         return self.shown[task_id][1].outward(message)
 
     def inward(self, task_id: str, message: Message) -> Message:
-        _, names = self.shown.get(task_id, ((), Names({}, {})))
-        return names.back().message(message, UNKNOWN)
+        *_, back = self.shown.get(task_id, (Names({}, {}),))
+        return back.message(message, UNKNOWN)
 
     def meant(self, made: Trajectory) -> Trajectory:
         """With what was said as a reward knows it; ids stay as they were sampled."""
@@ -232,7 +234,7 @@ def reworded(said: Mapping[str, str], chance: Random) -> dict[str, str]:
         first, *others = [word for word in words if not DULL.fullmatch(word)] or [name]
         places = chance.sample(range(len(others)), min(chance.randint(1, 3), len(others)))
         new = "_".join([first, *(others[at] for at in sorted(places))])
-        names = (new, *(f"{new}_{number}" for number in range(2, 999)))
+        names = chain([new], (f"{new}_{number}" for number in range(2, 999)))
         found[name] = next(n for n in names if n not in {*found.values(), *said})
     return found
 

@@ -78,7 +78,8 @@ class Engine:
     def advance(self) -> list[tuple[Any, Sampled]]:
         """Sample on until something is answered; nothing is when nothing is under way."""
         done, self.refused = self.refused, []
-        self.slots.model.eval()
+        if self.slots.model.training:  # asking costs less than going through all modules
+            self.slots.model.eval()
         while not done and (self.waiting or self.live):
             # on a GPU taking in one prompt costs as much as many, and as many steps of all rows:
             # that is worth a wait

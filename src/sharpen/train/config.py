@@ -201,6 +201,7 @@ class GRPOConfig(RLConfig):
     group_size: int = Field(4, ge=2)
     beta: float = Field(0.1, ge=0)
     use_advantage: bool = True  # off: the reward itself
+    turn_credit: bool = False  # a turn is compared with those of its group in the same situation
     clip_high: float | None = Field(None, gt=0)  # dapo: 0.28, else as `clip`
     refills: int | None = Field(None, ge=0)  # rounds of further tasks for flat groups; dapo: 3
     trust_sampler: bool = False  # its log-probabilities are the old ones, not computed again
@@ -211,6 +212,8 @@ class GRPOConfig(RLConfig):
     def plays_here(self) -> GRPOConfig:
         if self.self_play and self.ahead:
             raise ValueError("ahead: in self_play, sampling and steps take turns")
+        if self.turn_credit and not self.use_advantage:
+            raise ValueError("turn_credit: is about advantages, which use_advantage turns off")
         if self.importance_cap and (self.ahead or self.trust_sampler):
             raise ValueError("importance_cap: the old log-probabilities are the sampler's already")
         return self

@@ -1,7 +1,7 @@
 """Curriculum by measured pass rate: tasks that are solved now and then are drawn more often than
 those that are always or never solved, for only differences within a group teach anything.
 
-A task nobody tried yet is taken to be as hard as its level (`Task.difficulty`). What is drawn
+A task nobody tried yet is taken to be as hard as others of its kind and difficulty. What is drawn
 follows from the seed, the number of draws and what was reported, all of which `state` holds.
 """
 
@@ -18,7 +18,7 @@ EASY, HARD = 0.8, 0.2  # pass rates between which all tasks are equally welcome
 LEAST = 0.05  # of a weight: what was out of reach may come within it
 LATEST = 0.25  # of a running rate: the share that the newest report has at least
 UNKNOWN = 0.5  # the rate of a level that nobody tried yet
-PRIOR = 2.0  # so many reports a level's rate counts for in its tasks' rates
+PRIOR = 0.5  # so many reports a level's rate counts for in its tasks' rates
 
 Running = dict[str, tuple[float, int]]  # name → rate, reports
 
@@ -35,9 +35,9 @@ class Curriculum:
 
     def rate(self, task: Task) -> float:
         """How often the task is solved, as far as is known."""
-        level, _ = self.by_level.get(task.difficulty, (UNKNOWN, 0))
+        usual, _ = self.by_level.get(level(task), (UNKNOWN, 0))
         own, reports = self.by_task.get(task.id, (0.0, 0))
-        return (own * reports + level * PRIOR) / (reports + PRIOR)
+        return (own * reports + usual * PRIOR) / (reports + PRIOR)
 
     def pick(self, count: int) -> list[Task]:
         """Different tasks, each with a chance by its rate."""
@@ -57,7 +57,7 @@ class Curriculum:
             if name not in self.tasks or not (math.isfinite(rate) and 0 <= rate <= 1):
                 raise SharpenError(f"curriculum: task {name!r} cannot have the pass rate {rate}")
             follow(self.by_task, name, float(rate))
-            follow(self.by_level, self.tasks[name].difficulty, float(rate))
+            follow(self.by_level, level(self.tasks[name]), float(rate))
 
     def state(self) -> Json:
         return {"draws": self.draws, "by_task": {**self.by_task}, "by_level": {**self.by_level}}
@@ -68,6 +68,10 @@ class Curriculum:
             {name: (rate, reports) for name, (rate, reports) in state[part].items()}
             for part in ("by_task", "by_level")
         )
+
+
+def level(task: Task) -> str:
+    return f"{task.kind} {task.difficulty}"
 
 
 def welcome(rate: float) -> float:

@@ -31,7 +31,7 @@ from sharpen.train import preferences
 from sharpen.train.batching import trained_tokens
 from sharpen.train.config import DPOConfig
 from sharpen.train.dataset import Phase
-from sharpen.train.experience import TaskReward, as_figures, figures, scored
+from sharpen.train.experience import Judge, TaskReward, as_figures, figures
 from sharpen.train.learner import Learner
 from sharpen.train.preference_losses import LOSSES, rewards, sft
 from sharpen.train.preferences import NoPairs, fitting, pair_rows, with_strangers
@@ -236,7 +236,7 @@ class DPOTrainer:
         if self.dev_tasks:
             policy, greedy = LocalPolicy(self.learner.model, self.renderer), config.max_tokens
             done = rollout(policy, self.dev_tasks, self.make, Sampling(greedy), config.max_turns)
-            told = figures(scored(self.dev_tasks, done, self.reward))
+            told = figures(Judge(self.reward).groups(self.dev_tasks, done))
             row |= {f"dev_{name}": value for name, value in told.items()}
         return row | (
             as_figures(self.metric(self.learner.model, self.renderer)) if self.metric else {}

@@ -99,12 +99,6 @@ class Judge:
         return f"reward: {score.feedback}"[:300] if score.parts.get("failed") else score
 
 
-def scored(
-    tasks: Sequence[Task], trajectories: Sequence[Trajectory], reward: Reward
-) -> list[Group]:
-    return Judge(reward).groups(tasks, trajectories)
-
-
 class TaskReward:
     """By the task's kind: what can be verified, else the agent's."""
 
