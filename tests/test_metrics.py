@@ -143,9 +143,12 @@ def test_intervals_and_paired_tests():
 def test_metric_code_is_fast():
     rows = [item(TWO, said("", ("f", {"x": 1}), ("g", {"x": 3}))) for _ in range(500)]
     rows += [item(ASK, said("Which one?"), kind="timing") for _ in range(500)]
-    started = time.perf_counter()
-    summarise([measure(row) for row in rows])
-    rate = len(rows) / (time.perf_counter() - started)
+    spans = list[float]()
+    for _ in range(5):  # of the code alone: a machine that halts for a moment is not its doing
+        started = time.process_time()
+        summarise([measure(row) for row in rows])
+        spans.append(time.process_time() - started)
+    rate = len(rows) / min(spans)
     assert rate > 2000, f"{rate:.0f} items/s"  # 12,000 on a quiet machine
 
 
