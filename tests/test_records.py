@@ -51,9 +51,9 @@ def test_bad_lines_are_named_and_the_others_kept(tmp_path, line, reason):
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"n": 1}\n\n' + line + b'\n{"n": 2}')
     bad = []
-    started = time.monotonic()
+    started = time.process_time()
     rows = list(read_jsonl(path, on_bad=lambda error, raw: bad.append((error, raw))))
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
     assert [r.value["n"] for r in rows] == [1, 2]
     assert rows[0].where == f"{path}:1" and rows[1].where == f"{path}:4"
     [(error, raw)] = bad

@@ -172,7 +172,7 @@ def test_unusable_schemas_are_named(schema, problem):
 
 
 def test_hostile_schemas_are_quick():
-    started = time.monotonic()
+    started = time.process_time()
     loop = {"type": "object", "properties": {"a": {"$ref": "#"}}}
     assert check_call(ToolCall("f", {"a": {"a": 3}}), ToolSpec("f", "", loop))
     bomb = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
@@ -181,7 +181,7 @@ def test_hostile_schemas_are_quick():
     for _ in range(5000):
         deep = {"properties": {"a": deep}}
     assert schema_problem(deep)
-    assert time.monotonic() - started < 1.0
+    assert time.process_time() - started < 1.0
 
 
 def test_untyped_parameters_are_refused():
