@@ -57,7 +57,7 @@ REWARD = {"weights": EARNED, "penalties": dict.fromkeys(PENALTIES, 0.0)}
 RUN: Json = {"save_steps": 1_000_000, "keep_checkpoints": 1}
 SFT = RUN | {"learning_rate": 1e-3, "num_epochs": 1, "lora_r": 64, "lora_alpha": 128}
 SFT |= {"token_budget": 32768, "max_length": 2048, "eval_steps": 100}
-GRPO = RUN | {"full": True, "learning_rate": 3e-5, "lr_scheduler": "linear", "warmup_ratio": 0.05}
+GRPO = RUN | {"full": True, "learning_rate": 4e-5, "lr_scheduler": "linear", "warmup_ratio": 0.05}
 # what is measured is the greedy answer: samples near it differ in what decides it
 GRPO |= {"variant": "dr_grpo", "beta": 0.0, "clip_high": 0.28, "temperature": 0.7}
 GRPO |= {"tasks_per_step": 64, "group_size": 16, "minibatches": 4, "trust_sampler": True}
