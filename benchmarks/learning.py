@@ -1,6 +1,6 @@
 """What GRPO adds to SFT: SmolLM2-135M on tasks of tools that it never saw, three seeds, one GPU.
 
-    python benchmarks/learning.py FOLDER --stage data                    # half a minute of CPU
+    python benchmarks/learning.py FOLDER --stage data                    # a minute or two of CPU
     python benchmarks/learning.py FOLDER --parallel --budget-minutes 20  # all that is not there yet
 
 `data`: `agent_sft`, as it is and twice with its tools in other words, and three sets of tasks built
