@@ -24,21 +24,15 @@ from sharpen.envs.perturb import Perturbation
 from sharpen.evals.baselines import Gold
 from sharpen.models.load import ModelConfig, load_model, load_tokenizer
 from sharpen.report.runs import write_report
-from sharpen.train.config import GRPOConfig, LearnerConfig, PPOConfig
-from sharpen.train.experience import Group, Judge, counted, rows_of
-from sharpen.train.grpo import GRPOTrainer, surrogate_loss, turn_advantages
+from sharpen.train.config import GRPOConfig, LearnerConfig
+from sharpen.train.experience import Judge, counted
+from sharpen.train.grpo import GRPOTrainer, surrogate_loss
 from sharpen.train.learner import Learner
 from sharpen.train.losses import Surrogate
 from sharpen.types import (
     Datum,
     Dialog,
-    Message,
     SharpenError,
-    StopReason,
-    Task,
-    ToolCall,
-    Trajectory,
-    Turn,
 )
 
 pytestmark = pytest.mark.usefixtures("without_reports")
@@ -100,7 +94,7 @@ def test_it_learns_what_to_do_behind_a_failure(pico_folder, tmp_path, monkeypatc
 
     monkeypatch.setattr(practice.Practice, "attempt", remembering)
     settings = {"env": code(tmp_path, LUCK, "Luck"), "reward": f"{tmp_path}/own.py:score"}
-    settings |= {"variant": "dr_grpo", "turn_credit": True, "beta": 0.02, "learning_rate": 3e-4}
+    settings |= {"variant": "dr_grpo", "beta": 0.02, "learning_rate": 3e-4}
     settings |= {"group_size": 8, "max_tokens": 4, "max_steps": 120, "save_steps": 120, "seed": 1}
     GRPOTrainer(config(start, tasks(tmp_path), **settings), tmp_path / "run").train()
 
@@ -119,7 +113,7 @@ def test_it_learns_what_to_do_behind_a_failure(pico_folder, tmp_path, monkeypatc
         ("dapo", {"minibatches": 2}),
         ("dr_grpo", {"minibatches": 17}),  # of 16 samples
         ("gspo", {"updates_per_step": 2}),
-        ("rloo", {"beta": 0.1, "turn_credit": True}),
+        ("rloo", {"beta": 0.1}),
         ("reinforce++", {"importance_cap": 2.0, "full": False, "lora_r": 4, "beta": 0.1}),
         ("grpo", {"use_advantage": False, "temperature": 0.7, "updates_per_step": 2}),
     ],
@@ -162,54 +156,6 @@ def test_equal_rows_are_computed_once(guesser):
         assert torch.allclose(value, weights[1][name], atol=1e-5), name
 
 
-def episode(*results: str, gap: bool = False) -> Trajectory:
-    """A call of two tokens for each result, then words of three; with a `gap` the last prompt does
-    not go on from what was before."""
-    call, turns, prompt = Message("assistant", "", (ToolCall("look", {}),)), [], (1,)
-    for result in results:
-        answer = (Message("tool", result, name="look"),)
-        turns.append(Turn(call, prompt_ids=prompt, ids=(5, 6), results=answer))
-        prompt = (*prompt, 5, 6, 7)
-    last = (9,) if gap else prompt
-    turns.append(Turn(Message("assistant", "Done."), prompt_ids=last, ids=(8, 8, 8)))
-    return Trajectory("a", tuple(turns), StopReason.ANSWERED)
-
-
-def test_a_turn_is_compared_with_turns_in_its_situation():
-    fine, broken = '{"rows": []}', '{"error": "unknown", "message": "no such table"}'
-    made = {
-        "mended": (episode(broken, fine), 1.0),
-        "gave up": (episode(broken, gap=True), 0.0),
-        "at once": (episode(fine), 1.0),
-        "words": (episode(), 0.2),
-    }
-    samples, rewards = zip(*made.values(), strict=True)
-    other = Group(Task("b", ""), [episode(broken), episode()], np.array([5.0, 3.0]))
-    groups = [Group(Task("a", ""), [*samples], np.array(rewards)), other]
-    rows, owners, _ = rows_of(groups)
-    assert owners.tolist() == [0, 1, 1, 2, 3, 4, 5]
-    found = [part.round(6).tolist() for part in turn_advantages(groups, rows, owners, "dr_grpo")]
-    # the mean is 0.55; behind what was fine all were equally good
-    assert found[0] == [0.45] * 2 + [0.5] * 2 + [0.0] * 3
-    assert found[1:3] == [[-0.55] * 2, [-0.5] * 3]  # against one who tried again
-    assert found[3] == [0.45] * 2 + [0.0] * 3
-    assert found[4] == [-0.35] * 3
-    assert found[5] == [1.0] * 2 + [0.0] * 3  # alone behind a failure
-    assert found[6] == [-1.0] * 3
-    short, owners, _ = rows_of(groups, closing=False)
-    cut = turn_advantages(groups, short, owners, "dr_grpo")
-    assert [len(part) for part in cut] == [5, 2, 1, 3, 3, 3, 3] and cut[2] == [-0.5]
-
-
-def test_of_single_turns_credit_is_the_groups(guesser, tmp_path):
-    rows = []
-    for name, credit in (("whole", False), ("turns", True)):
-        settings = config(guesser, tasks(tmp_path), turn_credit=credit, max_steps=2)
-        GRPOTrainer(settings, tmp_path / name).train()
-        rows.append([(row["loss"], row["norm"]) for row in metrics(tmp_path / name)])
-    assert np.allclose(*rows, atol=1e-6) and np.array(rows)[0, 0, 1] > 0
-
-
 def test_the_samplers_log_probabilities_may_be_the_old_ones(guesser, tmp_path, monkeypatch):
     """On a CPU they are the learner's own, which then need not be computed again."""
     given = {"max_steps": 2, "updates_per_step": 2}
@@ -231,11 +177,6 @@ def test_dapo_is_what_one_field_says(guesser, tmp_path):
     assert (dapo.clip_high, dapo.refills, dapo.overlong_buffer) == (0.28, 3, 4)
     own = config(guesser, data, variant="dapo", refills=1, clip_high=0.5)
     assert (own.clip_high, own.refills) == (0.5, 1)
-    quiet = config(guesser, data, closing_words=False, max_tokens=20)
-    assert quiet.overlong_buffer == 4
-    given = {"base_model": "m", "closing_words": False, "max_tokens": 20}
-    assert PPOConfig(**given).overlong_buffer == 4
-    assert PPOConfig(**given, overlong_buffer=0).overlong_buffer == 0
 
 
 # What is trained on ----------------------------------------------------------------------------
@@ -445,7 +386,6 @@ def test_the_gate_asks_for_tool_accuracy_first(sharpen, pico_folder, tmp_path):
         ({"groupsize": 4}, "did you mean 'group_size'"),
         ({"importance_cap": 2.0, "trust_sampler": True}, "the sampler's already"),
         ({"importance_cap": 2.0, "ahead": 1}, "the sampler's already"),
-        ({"turn_credit": True, "use_advantage": False}, "turn_credit: is about advantages"),
     ],
 )
 def test_wrong_settings(guesser, given, problem):

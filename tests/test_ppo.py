@@ -95,7 +95,7 @@ def test_a_flat_step_changes_nothing(guesser, tmp_path):
 def test_fewer_samples_than_chunks_and_words_that_never_end(guesser, tmp_path):
     body = "    ids = made.turns[0].ids\n    return 'none' if ids[0] % 2 else ids[0]"
     reward = code(tmp_path, f"def score(task, made):\n{body}\n")
-    more = {"reward": reward, "max_steps": 1, "chunk_size": 1, "closing_words": False}
+    more = {"reward": reward, "max_steps": 1, "chunk_size": 1, "overlong_buffer": 1}
     trainer = PPOTrainer(config(guesser, tasks(tmp_path), **more), tmp_path / "run")
     trainer.train()
     (row,) = metrics(tmp_path / "run")

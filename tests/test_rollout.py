@@ -9,7 +9,6 @@ from functools import partial
 
 import pytest
 
-from sharpen.calls import parse_message
 from sharpen.config import ConfigError
 from sharpen.envs.toolworld import ToolWorld
 from sharpen.evals.evaluator import evaluate
@@ -185,30 +184,17 @@ def test_what_trains_is_what_was_sampled(pico_folder, make):
     assert policy.engine.computed < shown
 
 
-def test_without_closing_words_ending_is_a_choice():
-    called = Message("assistant", "", (ToolCall("echo", {}),))
-    said, broken = parse_message("All done."), parse_message("<tool_call>{")
+def test_a_prompt_that_does_not_go_on_begins_a_new_row():
+    def turn(prompt, *ids):
+        return Turn(
+            Message("assistant", "Hm."), StopReason.ANSWERED, prompt, ids, (-1.0,) * len(ids)
+        )
 
-    def trained(*messages, stop=StopReason.ANSWERED, closing=False, endless=False):
-        turns, prompt = [], (1, 2)
-        for message in messages:
-            ids = (10 * len(turns) + 3, 10 * len(turns) + 4, 10 * len(turns) + 5)
-            logprobs = tuple(-float(n) for n in ids)
-            turns.append(Turn(message, stop, prompt, ids, logprobs))
-            prompt = (*prompt, *ids, 7)
-        [datum] = trajectory_to_datums(Trajectory("a", tuple(turns), stop), closing, endless)
-        assert (-datum.columns["sampler"]).tolist() == datum.ids[datum.mask].tolist()
-        return datum.ids[datum.mask].tolist()
-
-    assert trained(called, said) == [3, 4, 5, 13]
-    assert trained(called, said, closing=True) == [3, 4, 5, 13, 14, 15]
-    assert trained(broken, said) == [3, 4, 5, 13]
-    assert trained(called, broken) == [3, 4, 5, 13, 14, 15]  # no words
-    assert trained(said) == [3, 4, 5]  # all that it did
-    cut = {"stop": StopReason.TOKENS}
-    assert trained(called, said, **cut) == [3, 4, 5, 13]  # no praise for them
-    assert trained(called, said, endless=True) == [3, 4, 5, 13]
-    assert trained(called, said, **cut, endless=True) == [3, 4, 5, 13, 14, 15]
+    turns = turn((1, 2), 3, 4), turn((1, 2, 3, 4, 7), 5), turn((1, 9), 6, 8)
+    rows = trajectory_to_datums(Trajectory("a", turns, StopReason.ANSWERED))
+    assert [row.ids.tolist() for row in rows] == [[1, 2, 3, 4, 7, 5], [1, 9, 6, 8]]
+    assert [row.ids[row.mask].tolist() for row in rows] == [[3, 4, 5], [6, 8]]
+    assert [len(row.columns["sampler"]) for row in rows] == [3, 2]
 
 
 def test_continuation_is_what_the_renderer_renders(smollm2_tokenizer, pico_tokenizer):

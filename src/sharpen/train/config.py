@@ -161,9 +161,7 @@ class RLConfig(RunConfig):
     minibatches: int = Field(1, ge=1)  # optimiser steps of a pass
     beta: float = Field(0.0, ge=0)  # weight of the KL to the reference
     clip: float = Field(0.2, gt=0)
-    closing_words: bool = True  # off: words behind calls train as their first token
-    # tokens; a fifth of max_tokens in dapo and without closing_words, which might else never end
-    overlong_buffer: int | None = Field(None, ge=0)
+    overlong_buffer: int | None = Field(None, ge=0)  # tokens; a fifth of max_tokens in dapo
     drop_stops: tuple[StopReason, ...] = ()  # samples that ended so are not trained on
     importance_cap: float = Field(0.0, ge=0)  # corrects for the sampler's arithmetic; 0: not
     patience_flat: int = Field(10, ge=1)  # steps in a row that teach nothing, then an error
@@ -181,12 +179,6 @@ class RLConfig(RunConfig):
     save_steps: int = Field(20, ge=1)
     eval_steps: int = Field(20, ge=1)
 
-    @model_validator(mode="after")
-    def words_end(self) -> RLConfig:
-        if self.overlong_buffer is None and not self.closing_words:
-            object.__setattr__(self, "overlong_buffer", self.max_tokens // 5)
-        return self
-
     @property
     def updates(self) -> int:
         """Optimiser steps of a step."""
@@ -201,7 +193,6 @@ class GRPOConfig(RLConfig):
     group_size: int = Field(4, ge=2)
     beta: float = Field(0.1, ge=0)
     use_advantage: bool = True  # off: the reward itself
-    turn_credit: bool = False  # a turn is compared with those of its group in the same situation
     clip_high: float | None = Field(None, gt=0)  # dapo: 0.28, else as `clip`
     refills: int | None = Field(None, ge=0)  # rounds of further tasks for flat groups; dapo: 3
     trust_sampler: bool = False  # its log-probabilities are the old ones, not computed again
@@ -212,8 +203,6 @@ class GRPOConfig(RLConfig):
     def plays_here(self) -> GRPOConfig:
         if self.self_play and self.ahead:
             raise ValueError("ahead: in self_play, sampling and steps take turns")
-        if self.turn_credit and not self.use_advantage:
-            raise ValueError("turn_credit: is about advantages, which use_advantage turns off")
         if self.importance_cap and (self.ahead or self.trust_sampler):
             raise ValueError("importance_cap: the old log-probabilities are the sampler's already")
         return self

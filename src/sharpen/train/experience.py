@@ -114,14 +114,9 @@ class TaskReward:
         self.verifiable.close()
 
 
-def trajectory_to_datums(
-    trajectory: Trajectory, closing: bool = True, endless: bool = False
-) -> list[Datum]:
+def trajectory_to_datums(trajectory: Trajectory) -> list[Datum]:
     """The ids that the model saw, those that it sampled marked. One row, as long as every prompt
-    begins with the one before it and its answer; else a new one from there. Without `closing`, of
-    what is said behind calls only the choice to say it is there, the first token: were words there
-    only where calls failed, blame would teach never to end them. `endless`: those that ran into
-    the limit are there whole, for a reward that is against them."""
+    begins with the one before it and its answer; else a new one from there."""
     runs: list[list[Turn]] = []
     for turn in trajectory.turns:
         if not turn.ids:
@@ -133,18 +128,10 @@ def trajectory_to_datums(
             runs[-1].append(turn)
         else:
             runs.append([turn])
-    cut = endless and trajectory.stop is StopReason.TOKENS
-    whole = closing or cut or not closes([turn for turn in trajectory.turns if turn.ids])
-    return [joined(run, trajectory.task_id, whole or run is not runs[-1]) for run in runs]
+    return [joined(run, trajectory.task_id) for run in runs]
 
 
-def closes(turns: Sequence[Turn]) -> bool:
-    """Whether the last turn is words that end an episode of calls."""
-    calls = [bool(turn.message.tool_calls or turn.message.unparsed) for turn in turns]
-    return any(calls[:-1]) and not calls[-1]
-
-
-def joined(turns: Sequence[Turn], name: str, whole: bool) -> Datum:
+def joined(turns: Sequence[Turn], name: str) -> Datum:
     ids = np.array([*turns[-1].prompt_ids, *turns[-1].ids], np.int32)
     mask, logprobs_T = np.zeros(len(ids), bool), np.zeros(len(ids), np.float32)
     known = all(len(turn.logprobs) == len(turn.ids) for turn in turns)
@@ -153,19 +140,13 @@ def joined(turns: Sequence[Turn], name: str, whole: bool) -> Datum:
         mask[start:end] = True
         if known:
             logprobs_T[start:end] = turn.logprobs
-    if not whole:
-        end = len(turns[-1].prompt_ids) + 1
-        ids, mask, logprobs_T = ids[:end], mask[:end], logprobs_T[:end]
     return Datum(ids, mask, name, columns={"sampler": logprobs_T[mask]} if known else {})
 
 
-def rows_of(
-    groups: Sequence[Group], closing: bool = True, endless: bool = False
-) -> tuple[list[Datum], np.ndarray, np.ndarray]:
+def rows_of(groups: Sequence[Group]) -> tuple[list[Datum], np.ndarray, np.ndarray]:
     """All samples' rows, the number of the sample that each belongs to, and how many trained
     tokens each sample has."""
-    samples = [sample for group in groups for sample in group.samples]
-    made = [trajectory_to_datums(sample, closing, endless) for sample in samples]
+    made = [trajectory_to_datums(sample) for group in groups for sample in group.samples]
     owners = np.repeat(np.arange(len(made)), [len(rows) for rows in made])
     lengths = np.array([sum(int(row.mask.sum()) for row in rows) for rows in made])
     return [row for rows in made for row in rows], owners, lengths

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from sharpen.calls import failed
 from sharpen.policy.local import LocalPolicy
 from sharpen.records import atomic_folder
 from sharpen.train.advantages import group_advantages, token_weights
@@ -30,7 +29,7 @@ from sharpen.train.practice import Evaluate, Practice
 from sharpen.train.run import TrainingRun
 from sharpen.train.sft import open_folder
 from sharpen.train.start import Start, start_policy
-from sharpen.types import Datum, Json, Reward, SharpenError, Trajectory
+from sharpen.types import Datum, Json, Reward, SharpenError
 
 NOTHING: Json = {"loss": 0.0, "tokens": 0, "trained": 0, "skipped": True}
 RATIO = {"gspo": "mean", "rloo": "sum"}  # of a row; the others have one a token
@@ -100,15 +99,11 @@ class GRPOTrainer:
         if not groups:
             learner.steps_done = behind
             return NOTHING
-        shaped = bool(config.overlong_buffer)
-        rows, owners, lengths = rows_of(groups, config.closing_words, shaped)
-        if config.turn_credit:
-            advantage: Any = turn_advantages(groups, rows, owners, config.variant)
-        else:
-            rewards = [group.rewards for group in groups]
-            found = group_advantages(rewards, config.variant) if config.use_advantage else rewards
-            advantage = np.concatenate(found)[owners]
-        rows = with_columns(rows, advantage=advantage)
+        rows, owners, lengths = rows_of(groups)
+        found = [group.rewards for group in groups]
+        if config.use_advantage:
+            found = group_advantages(found, config.variant)
+        rows = with_columns(rows, advantage=np.concatenate(found)[owners])
         trusted = config.ahead or config.trust_sampler
         if trusted:  # by the weights that they were sampled from
             rows = with_columns(rows, old=[row.columns["sampler"] for row in rows])
@@ -152,38 +147,6 @@ def start_learner(config: RLConfig, practice: Practice, held: bool) -> tuple[Sta
 def surrogate_of(config: GRPOConfig) -> Surrogate:
     high, ratio = config.clip_high or config.clip, RATIO.get(config.variant, "token")
     return Surrogate(config.clip, high, config.beta, ratio, config.importance_cap)
-
-
-def situations(trajectory: Trajectory) -> list[str]:
-    """Of each sampled token: its turn is the first, or behind results that were fine or failed."""
-    told, here = list[str](), "first"
-    for turn in (turn for turn in trajectory.turns if turn.ids):
-        told += [here] * len(turn.ids)
-        here = "failed" if any(map(failed, turn.results)) else "fine"
-    return told
-
-
-def turn_advantages(
-    groups: Sequence[Group], rows: Sequence[Datum], owners: np.ndarray, variant: str
-) -> list[np.ndarray]:
-    """Of each row's trained tokens: a turn is as good as its episode is better than those of the
-    group that were in its situation too. Who is alone in one cannot be compared, and has 0."""
-    met: dict[tuple[int, str], list[int]] = {}  # group, situation → samples
-    known: dict[tuple[int, str, int], float] = {}
-    rewards = np.concatenate([group.rewards for group in groups])
-    samples = [(n, situations(made)) for n, group in enumerate(groups) for made in group.samples]
-    for number, (group, told) in enumerate(samples):
-        for situation in {*told}:
-            met.setdefault((group, situation), []).append(number)
-    shared = {at: numbers for at, numbers in met.items() if len(numbers) > 1}
-    values = group_advantages([rewards[numbers] for numbers in shared.values()], variant)
-    for (at, numbers), part in zip(shared.items(), values, strict=True):
-        known |= {(*at, number): value for number, value in zip(numbers, part, strict=True)}
-    parts = []  # of each sample, whose rows lie in order
-    for number, (group, told) in enumerate(samples):
-        parts.append(iter([known.get((group, here, number), 0.0) for here in told]))
-    counts = [int(row.mask.sum()) for row in rows]
-    return [np.fromiter(parts[own], float, n) for own, n in zip(owners, counts, strict=True)]
 
 
 def weighted(rows: Sequence[Datum], owners: np.ndarray, weights: np.ndarray) -> list[Datum]:

@@ -79,8 +79,7 @@ class PPOTrainer:
         reports, judged, sums = list[StepReport](), list[StepReport](), dict[str, Any]()
         row = grpo.NOTHING
         if np.ptp(scores) >= FLAT:  # else all that could be learnt is the critic's noise
-            shaped = bool(config.overlong_buffer)
-            rows, owners, lengths = rows_of(groups, config.closing_words, shaped)
+            rows, owners, lengths = rows_of(groups)
             rows, row = self.with_advantages(rows, owners, scores, state)
             for number in range(config.updates):
                 part = slice(number % config.minibatches, None, config.minibatches)
