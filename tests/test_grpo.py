@@ -29,11 +29,7 @@ from sharpen.train.experience import Judge, counted
 from sharpen.train.grpo import GRPOTrainer, surrogate_loss
 from sharpen.train.learner import Learner
 from sharpen.train.losses import Surrogate
-from sharpen.types import (
-    Datum,
-    Dialog,
-    SharpenError,
-)
+from sharpen.types import Datum, Dialog, SharpenError
 
 pytestmark = pytest.mark.usefixtures("without_reports")
 

@@ -186,9 +186,8 @@ def test_what_trains_is_what_was_sampled(pico_folder, make):
 
 def test_a_prompt_that_does_not_go_on_begins_a_new_row():
     def turn(prompt, *ids):
-        return Turn(
-            Message("assistant", "Hm."), StopReason.ANSWERED, prompt, ids, (-1.0,) * len(ids)
-        )
+        said = Message("assistant", "Hm.")
+        return Turn(said, StopReason.ANSWERED, prompt, ids, (-1.0,) * len(ids))
 
     turns = turn((1, 2), 3, 4), turn((1, 2, 3, 4, 7), 5), turn((1, 9), 6, 8)
     rows = trajectory_to_datums(Trajectory("a", turns, StopReason.ANSWERED))
