@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -63,6 +64,53 @@ def test_selected_logprobs_equal_log_softmax():
     (wanted * slopes).sum().backward()
     for a, b in zip(ours, plain, strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-3)
+
+
+def confident_tokens() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hidden states, a head and targets whose probabilities go from 0.1 to 0.9999."""
+    generator = torch.Generator().manual_seed(0)
+    head = torch.randn(500, 64, generator=generator) / 8
+    targets = torch.randint(0, 500, (600,), generator=generator)
+    scale = torch.linspace(4, 16, 600)[:, None]
+    hidden = head[targets] * scale + torch.randn(600, 64, generator=generator) * 0.1
+    return hidden.bfloat16(), head.bfloat16(), targets
+
+
+def gradients(logprobs_of, hidden: torch.Tensor, head: torch.Tensor) -> list[torch.Tensor]:
+    """Gradients of the summed log-probabilities by hidden states and head, in fp64."""
+    inputs = [hidden.clone().requires_grad_(), head.clone().requires_grad_()]
+    logprobs_of(*inputs).sum().backward()
+    return [tensor.grad.double() for tensor in inputs]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("chunk", [256, 1 << 28])
+def test_gradients_of_confident_tokens_survive_bf16(compiled, chunk, monkeypatch):
+    """By confidence: over all tokens the unsure ones hide the error of the sure ones."""
+    monkeypatch.setattr("sharpen.train.losses.CHUNK", chunk)
+    hidden, head, targets = confident_tokens()
+
+    def plain(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+        logits = hidden @ head.T
+        logits = logits.float() if logits.dtype == torch.bfloat16 else logits
+        return logits.log_softmax(-1).gather(-1, targets[:, None])
+
+    exact = gradients(plain, hidden.double(), head.double())
+    usual = gradients(plain, hidden, head)
+    ours = gradients(lambda *inputs: selected_logprobs(*inputs, targets, compiled), hidden, head)
+    probability = plain(hidden.double(), head.double()).exp()[:, 0]
+    bounds = (0.0, 0.9, 0.99, 0.999, 1.0)
+    for low, high in itertools.pairwise(bounds):
+        rows = (probability > low) & (probability <= high)
+        assert rows.sum() > 20
+        size = exact[0][rows].norm()
+        error = (ours[0][rows] - exact[0][rows]).norm() / size
+        usual_error = (usual[0][rows] - exact[0][rows]).norm() / size
+        assert error < 0.1
+        assert error < 1.2 * usual_error + 0.005
+    head_error = (ours[1] - exact[1]).norm() / exact[1].norm()
+    usual_head_error = (usual[1] - exact[1]).norm() / exact[1].norm()
+    assert head_error < 1.2 * usual_head_error + 0.005
 
 
 @pytest.mark.parametrize("full", [True, False])

@@ -11,69 +11,83 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-CHUNK = 1 << 28  # so many logits exist at a time
-KEPT = 1 << 24  # so few are not worth computing again in the backward pass
+CHUNK = 1 << 28  # largest number of logits in memory at a time
+KEPT = 1 << 24  # up to this many logit gradients are kept for the backward pass
 
 
 class SelectedLogprobs(torch.autograd.Function):
     """log p(target) from hidden states, a chunk of logits at a time.
 
-    Only trained positions come in, and no pass holds more than one chunk of logits. The slope of a
-    token's log-probability by its hidden state does not depend on the loss above, which only
-    scales it: it is made while the logits are there, and they are not computed twice.
+    Only trained positions come in, and no pass holds more than one chunk of logits. The gradient
+    of a token's log-probability by its hidden state does not depend on the loss above, which only
+    scales it: it is computed while the logits are in memory, so they are computed once.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden_N_D, head_V_D, targets_N, compiled):  # type: ignore[override]
-        logprobs_of, distribution_of = chunk_functions(compiled)
+        logprobs_of, logprobs_and_residual_of = chunk_functions(compiled)
         logprobs_N = torch.empty(len(targets_N), dtype=torch.float32, device=hidden_N_D.device)
-        slope_N_D = torch.empty_like(hidden_N_D) if ctx.needs_input_grad[0] else None
-        shares_n_V = None
-        for part in chunks(len(targets_N), len(head_V_D)):
+        hidden_needs_grad, head_needs_grad = ctx.needs_input_grad[:2]
+        slope_N_D = torch.empty_like(hidden_N_D) if hidden_needs_grad else None
+        parts = chunks(len(targets_N), len(head_V_D))
+        residual_n_V = None
+        for part in parts:
             logits_n_V = hidden_N_D[part] @ head_V_D.T
-            logprobs_N[part], total_n = logprobs_of(logits_n_V, targets_N[part])
-            if slope_N_D is not None:
-                shares_n_V = distribution_of(logits_n_V, total_n)
-                # d log p(target) / d hidden = the target's row of the head - the expected row
-                rows_n_D = head_V_D[targets_N[part]]
-                torch.addmm(rows_n_D, shares_n_V, head_V_D, alpha=-1, out=slope_N_D[part])
-        kept = (hidden_N_D, head_V_D, targets_N) if ctx.needs_input_grad[1] else (None,) * 3
-        few = len(targets_N) * len(head_V_D) <= KEPT and ctx.needs_input_grad[1]
-        ctx.save_for_backward(slope_N_D, shares_n_V if few else None, *kept)
+            if slope_N_D is None:
+                logprobs_N[part] = logprobs_of(logits_n_V, targets_N[part])
+                continue
+            logprobs_N[part], residual_n_V = logprobs_and_residual_of(logits_n_V, targets_N[part])
+            torch.mm(residual_n_V, head_V_D, out=slope_N_D[part])
+        keep = head_needs_grad and len(parts) == 1 and len(targets_N) * len(head_V_D) <= KEPT
+        inputs = (hidden_N_D, head_V_D, targets_N) if head_needs_grad else (None, None, None)
+        ctx.save_for_backward(slope_N_D, residual_n_V if keep else None, *inputs)
         ctx.compiled = compiled
         return logprobs_N
 
     @staticmethod
     def backward(ctx: Any, grad_N):  # type: ignore[override]
-        slope_N_D, shares_n_V, hidden_N_D, head_V_D, targets_N = ctx.saved_tensors
-        grad_hidden = grad_head = None
+        slope_N_D, kept_residual_N_V, hidden_N_D, head_V_D, targets_N = ctx.saved_tensors
+        grad_hidden = None
         if slope_N_D is not None:
             grad_hidden = (slope_N_D * grad_N[:, None]).to(slope_N_D.dtype)
-        if ctx.needs_input_grad[1]:
-            grad_head = torch.zeros_like(head_V_D, dtype=torch.float32)
-            logprobs_of, distribution_of = chunk_functions(ctx.compiled)
-            parts = chunks(len(targets_N), len(head_V_D))
-            for part in parts:
-                if shares_n_V is None or len(parts) > 1:
-                    logits_n_V = hidden_N_D[part] @ head_V_D.T
-                    total_n = logprobs_of(logits_n_V, targets_N[part])[1]
-                    shares_n_V = distribution_of(logits_n_V, total_n)
-                scaled_n_D = (hidden_N_D[part] * grad_N[part, None]).to(hidden_N_D.dtype)
-                grad_head -= shares_n_V.T @ scaled_n_D
-                grad_head.index_add_(0, targets_N[part], scaled_n_D.float())
-            grad_head = grad_head.to(head_V_D.dtype)
-        return grad_hidden, grad_head, None, None
+        if not ctx.needs_input_grad[1]:
+            return grad_hidden, None, None, None
+        logprobs_and_residual_of = chunk_functions(ctx.compiled)[1]
+        grad_head = torch.zeros_like(head_V_D, dtype=torch.float32)
+        for part in chunks(len(targets_N), len(head_V_D)):
+            residual_n_V = kept_residual_N_V
+            if residual_n_V is None:
+                logits_n_V = hidden_N_D[part] @ head_V_D.T
+                residual_n_V = logprobs_and_residual_of(logits_n_V, targets_N[part])[1]
+            scaled_n_D = (hidden_N_D[part] * grad_N[part, None]).to(hidden_N_D.dtype)
+            grad_head += residual_n_V.T @ scaled_n_D
+        return grad_hidden, grad_head.to(head_V_D.dtype), None, None
 
 
-def chunk_logprobs(logits_n_V: torch.Tensor, targets_n: torch.Tensor) -> tuple[Any, Any]:
-    """log p(target) and the logarithm of the normaliser, in fp32."""
+def target_logprobs(logits_n_V: torch.Tensor, targets_n: torch.Tensor) -> torch.Tensor:
+    """log p(target), in fp32."""
     logits_n_V = logits_n_V.float()
-    total_n = torch.logsumexp(logits_n_V, -1)
-    return logits_n_V.gather(-1, targets_n[:, None]).squeeze(-1) - total_n, total_n
+    targets_n_1 = targets_n[:, None]
+    return logits_n_V.gather(-1, targets_n_1).squeeze(-1) - torch.logsumexp(logits_n_V, -1)
 
 
-def distribution(logits_n_V: torch.Tensor, total_n: torch.Tensor) -> torch.Tensor:
-    return (logits_n_V.float() - total_n[:, None]).exp_().to(logits_n_V.dtype)
+def logprobs_and_residual(
+    logits_n_V: torch.Tensor, targets_n: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """log p(target), and its gradient by the logits: one-hot(target) − p.
+
+    The subtraction is made in fp32 and only its result is rounded to the logits' type. Rounding p
+    first would lose most of a confident token's gradient: 1 − p of p = 0.999 is below what bf16
+    can tell from 1.
+    """
+    dtype = logits_n_V.dtype
+    logits_n_V = logits_n_V.float()
+    normalizer_n_1 = torch.logsumexp(logits_n_V, -1, keepdim=True)
+    targets_n_1 = targets_n[:, None]
+    logprobs_n_1 = logits_n_V.gather(-1, targets_n_1) - normalizer_n_1
+    residual_n_V = (logits_n_V - normalizer_n_1).exp_().neg_()
+    residual_n_V.scatter_(-1, targets_n_1, -torch.expm1(logprobs_n_1))
+    return logprobs_n_1.squeeze(-1), residual_n_V.to(dtype)
 
 
 def chunks(tokens: int, vocabulary: int) -> list[slice]:
@@ -83,9 +97,12 @@ def chunks(tokens: int, vocabulary: int) -> list[slice]:
 
 @lru_cache(maxsize=2)
 def chunk_functions(compiled: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    functions = (chunk_logprobs, distribution)
-    first, second = (torch.compile(f, dynamic=True) if compiled else f for f in functions)
-    return first, second
+    """`target_logprobs` and `logprobs_and_residual`, fused by the compiler if asked to."""
+    if not compiled:
+        return target_logprobs, logprobs_and_residual
+    fused_logprobs = torch.compile(target_logprobs, dynamic=True)
+    fused_residual = torch.compile(logprobs_and_residual, dynamic=True)
+    return fused_logprobs, fused_residual
 
 
 def selected_logprobs(
