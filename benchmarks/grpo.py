@@ -104,7 +104,7 @@ def run_ours(options: Any, folder: Path, name: str) -> list[float]:
         save_steps=1_000_000,
         keep_checkpoints=1,
         compile=options.compile,
-        ahead=int(name == "ours-ahead"),
+        async_steps=int(name == "ours-ahead"),
     )
     ended: list[float] = []
     trainer = GRPOTrainer(config, output, Distinct())

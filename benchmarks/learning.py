@@ -34,7 +34,7 @@ from learning_report import PARTS, report
 
 from sharpen.config import load_yaml
 from sharpen.data.generate.build import File, Guard, fill_file, portions, workers_of
-from sharpen.data.generate.scene import parts
+from sharpen.data.generate.dialog_draft import parts
 from sharpen.data.sources import read_dialogs, read_tasks
 from sharpen.envs.perturb import Perturbation
 from sharpen.evals.evaluator import evaluate
@@ -62,8 +62,14 @@ GRPO = RUN | {"full": True, "learning_rate": 4e-5, "lr_scheduler": "linear", "wa
 GRPO |= {"variant": "dr_grpo", "beta": 0.0, "clip_high": 0.28, "temperature": 0.7}
 GRPO |= {"tasks_per_step": 64, "group_size": 16, "minibatches": 4, "trust_sampler": True}
 GRPO |= {"rollout_rows": 384, "token_budget": 12288, "max_steps": 200, "eval_steps": 20}
-GRPO |= {"max_tokens": 192, "max_turns": 7, "max_length": 3072, "env": "toolworld", "gate": 0.0}
-GRPO |= {"curriculum": True, "perturb": ["reword", "rekey"], "perturbed": 0.8}
+GRPO |= {
+    "max_tokens": 192,
+    "max_turns": 7,
+    "max_length": 3072,
+    "env": "toolworld",
+    "min_dev_score": 0.0,
+}
+GRPO |= {"curriculum": True, "perturb": ["reword", "rekey"], "perturb_share": 0.8}
 
 
 def main() -> None:

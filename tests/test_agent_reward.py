@@ -33,7 +33,7 @@ from sharpen.rewards.trajectory import (
 from sharpen.rows import task_from_row, tool_to_wire
 from sharpen.types import Message, StopReason, Task, ToolCall, ToolSpec, Trajectory, Turn
 from sharpen.world.episode import DOMAINS, World
-from sharpen.world.gold import Outcome, Run, gold_calls, gold_outcome, gold_trajectory, start
+from sharpen.world.gold import Outcome, CallExecutor, gold_calls, gold_outcome, gold_trajectory, start
 
 NAMES = ("calendar_meetings", "finance_accounts", "home_lighting", "travel_flights")
 FLOOR = -1.0
@@ -272,7 +272,7 @@ def test_the_reward_and_the_environment_execute_alike(bench):
         for turn in bench.gold(task).turns:
             results, _ = environment.step(turn.message)
             assert results == turn.results
-        run = Run(start(bench.world, task.id, task.gold), {t.name for t in task.tools})
+        run = CallExecutor(start(bench.world, task.id, task.gold), {t.name for t in task.tools})
         for turn in bench.gold(task).turns:
             run.step(turn.message)
         assert environment.end_state_reached() and run.executed == environment.executed

@@ -325,7 +325,10 @@ def cross(first, second, rng):
 def oracle(cases):
     assert ORACLE.exists(), f"{ORACLE} is missing: run scripts/oracle.sh"
     done = subprocess.run(
-        [ORACLE, HERE / "bfcl_checker.py"], input=json.dumps(cases), capture_output=True, text=True
+        [ORACLE, HERE / "support" / "bfcl_checker.py"],
+        input=json.dumps(cases),
+        capture_output=True,
+        text=True,
     )
     assert not done.returncode, done.stderr[-2000:]
     return json.loads(done.stdout)

@@ -28,9 +28,9 @@ from sharpen.rows import preference_from_row, preference_to_row, task_from_row
 from sharpen.train.config import AgentSFTConfig, DPOConfig
 from sharpen.train.dpo import DPOTrainer
 from sharpen.train.learner import Learner
+from sharpen.train.policy_setup import start_policy
 from sharpen.train.preferences import generate_preference_pairs, pair_rows
 from sharpen.train.sft import AgentSFTTrainer
-from sharpen.train.start import start_policy
 from sharpen.types import (
     Datum,
     Dialog,
@@ -164,7 +164,7 @@ def told(pico_folder, other_folder, tmp_path_factory) -> dict:
         job |= {"model": str(pico_folder), "reference": str(other_folder), "adapter": ""}
         jobs[name] = job | {"rows": wire, "whole": str(work / f"{name}.safetensors")}
     (work / "jobs.json").write_text(json.dumps(jobs))
-    command = [str(ORACLE), str(HERE / "oracle_trl.py"), str(work / "jobs.json")]
+    command = [str(ORACLE), str(HERE / "support" / "oracle_trl.py"), str(work / "jobs.json")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     losses = json.loads((work / "answer.json").read_text())

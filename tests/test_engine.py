@@ -10,9 +10,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sharpen.models.load import ModelConfig, load_model
-from sharpen.policy.choosing import choose, nucleus, uniform
 from sharpen.policy.engine import Engine
 from sharpen.policy.local import LocalPolicy
+from sharpen.policy.token_sampling import choose, nucleus, uniform
 from sharpen.types import Sampling, SharpenError, StopReason
 
 GREEDY = Sampling(max_tokens=12)

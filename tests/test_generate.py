@@ -13,8 +13,14 @@ import pytest
 
 from sharpen.data.check import CheckReport, check_rows
 from sharpen.data.generate.build import File, Guard, Sizes, build_data, draw, fill_file, portions
+from sharpen.data.generate.dialog_draft import (
+    DialogDraft,
+    ToolPool,
+    parts,
+    split_categories,
+    touches,
+)
 from sharpen.data.generate.plans import resolve, run_gold, verify_gold
-from sharpen.data.generate.scene import Scene, Shelf, parts, split_categories, touches
 from sharpen.data.overlap import compare, leaks_in
 from sharpen.data.sources import (
     AgentDialogProcessor,
@@ -232,10 +238,10 @@ def test_categories_are_held_out_by_name_alone():
 
 
 def test_candidates_leave_out_what_is_barred(world):
-    shelf, kind = Shelf(world, "train", 0), parts()["timing"].kinds["decline"]
+    shelf, kind = ToolPool(world, "train", 0), parts()["timing"].kinds["decline"]
     tool = shelf.tools[0]
     episode = world.episode([tool.category], 0)
-    scene = Scene(shelf, episode, seeded(1), kind, tool, tool.operation.ask[0], 0)
+    scene = DialogDraft(shelf, episode, seeded(1), kind, tool, tool.operation.ask[0], 0)
     scene.bar()
     siblings = scene.domain.tools.values()
     assert tool in scene.barred and len(scene.barred) < len(siblings)

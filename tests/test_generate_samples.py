@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from sharpen.data.check import CheckReport, check_rows, faults
-from sharpen.data.generate.own import build_own, draw_value, rephrased, task_of
 from sharpen.data.generate.samples import (
     Filters,
     LongContextDataGenerator,
@@ -20,6 +19,7 @@ from sharpen.data.generate.samples import (
     preference_pair,
     sft_from_trajectories,
 )
+from sharpen.data.generate.user_tools import build_own, draw_value, rephrased, task_of
 from sharpen.rows import dialog_from_row, dialog_to_row
 from sharpen.types import (
     Dialog,

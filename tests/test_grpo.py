@@ -25,10 +25,10 @@ from sharpen.evals.baselines import Gold
 from sharpen.models.load import ModelConfig, load_model, load_tokenizer
 from sharpen.report.runs import write_report
 from sharpen.train.config import GRPOConfig, LearnerConfig
-from sharpen.train.experience import Judge, counted
 from sharpen.train.grpo import GRPOTrainer, surrogate_loss
 from sharpen.train.learner import Learner
 from sharpen.train.losses import Surrogate
+from sharpen.train.rl_data import GroupScorer, counted
 from sharpen.types import Datum, Dialog, SharpenError
 
 pytestmark = pytest.mark.usefixtures("without_reports")
@@ -47,7 +47,7 @@ def code(folder: Path, text: str, name: str = "score") -> str:
 
 def test_it_learns(guesser, tmp_path):
     settings = {"max_steps": 60, "tasks_per_step": 8, "group_size": 8, "updates_per_step": 2}
-    settings |= {"save_steps": 60, "patience_flat": 99, "beta": 0.02, "seed": 1}
+    settings |= {"save_steps": 60, "max_flat_steps": 99, "beta": 0.02, "seed": 1}
     GRPOTrainer(config(guesser, tasks(tmp_path), **settings), tmp_path / "run").train()
     assert accuracy(guesser) < 0.3 and accuracy(tmp_path / "run" / "final") >= 0.95
 
@@ -169,10 +169,10 @@ def test_the_samplers_log_probabilities_may_be_the_old_ones(guesser, tmp_path, m
 def test_dapo_is_what_one_field_says(guesser, tmp_path):
     data = tasks(tmp_path)
     usual, dapo = config(guesser, data), config(guesser, data, variant="dapo", max_tokens=20)
-    assert (usual.clip_high, usual.refills, usual.overlong_buffer) == (0.2, 0, 0)
-    assert (dapo.clip_high, dapo.refills, dapo.overlong_buffer) == (0.28, 3, 4)
-    own = config(guesser, data, variant="dapo", refills=1, clip_high=0.5)
-    assert (own.clip_high, own.refills) == (0.5, 1)
+    assert (usual.clip_high, usual.refill_rounds, usual.overlong_buffer) == (0.2, 0, 0)
+    assert (dapo.clip_high, dapo.refill_rounds, dapo.overlong_buffer) == (0.28, 3, 4)
+    own = config(guesser, data, variant="dapo", refill_rounds=1, clip_high=0.5)
+    assert (own.clip_high, own.refill_rounds) == (0.5, 1)
 
 
 # What is trained on ----------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_trained_ids_are_the_sampled_ids(pico_folder, tmp_path, monkeypatch):
 
 def test_flat_groups_are_reported_and_end_the_run(guesser, tmp_path):
     reward = code(tmp_path, "def score(task, made):\n    return 0.25\n")
-    settings = config(guesser, tasks(tmp_path), reward=reward, max_steps=9, patience_flat=3)
+    settings = config(guesser, tasks(tmp_path), reward=reward, max_steps=9, max_flat_steps=3)
     with pytest.raises(
         SharpenError, match=r"3 steps in a row had only flat rewards, the last of them 0.25"
     ):
@@ -238,7 +238,7 @@ def test_flat_groups_are_refilled(guesser, tmp_path):
         "def score(task, made):\n    return len(made.turns[0].ids) if task.id in 'ns' else 0.0\n"
         .replace("len(made.turns[0].ids)", "sum(made.turns[0].ids) % 7"),
     )  # fmt: skip
-    settings = config(guesser, tasks(tmp_path), reward=reward, refills=2, max_steps=1)
+    settings = config(guesser, tasks(tmp_path), reward=reward, refill_rounds=2, max_steps=1)
     GRPOTrainer(settings, tmp_path / "run").train()
     (row,) = metrics(tmp_path / "run")
     assert row["samples"] > 16 and row["flat_groups"] >= 2 and not row["skipped"]
@@ -255,7 +255,7 @@ def test_the_curriculum_leaves_what_is_out_of_reach(guesser, tmp_path, monkeypat
         return found
 
     monkeypatch.setattr(practice.Practice, "pick", counting)
-    more = {"curriculum": True, "tasks_per_step": 1, "max_steps": 240, "patience_flat": 99}
+    more = {"curriculum": True, "tasks_per_step": 1, "max_steps": 240, "max_flat_steps": 99}
     settings = config(guesser, tasks(tmp_path), reward=reward, learning_rate=1e-9, **more)
     GRPOTrainer(settings.model_copy(update={"save_steps": 99}), tmp_path / "run").train()
     assert drawn["n"] + drawn["s"] > 2 * (drawn["e"] + drawn["w"]) > 0
@@ -286,7 +286,7 @@ def test_dev_tasks_without_a_score_are_named(guesser, tmp_path, capsys):
     body = "    if task.id == 'n':\n        raise KeyError('gone')\n"
     reward = code(tmp_path, f"def score(task, made):\n{body}    return float(len(made.turns))\n")
     data = tasks(tmp_path)
-    more = {"dev_data": str(data), "eval_steps": 1, "max_steps": 1, "gate": 0.0}
+    more = {"dev_data": str(data), "eval_steps": 1, "max_steps": 1, "min_dev_score": 0.0}
     GRPOTrainer(config(guesser, data, reward=reward, **more), tmp_path / "run").train()
     (row,) = metrics(tmp_path / "run")
     assert row["eval_dropped"] == 1 and "KeyError: 'gone' (" in row["eval_dropped_why"]
@@ -310,7 +310,7 @@ def test_long_prompts_and_unwanted_ends_are_reported(guesser, tmp_path):
     (row,) = metrics(tmp_path / "run")
     assert row["dropped"] == 8 and "4 context: " in row["dropped_why"]
     assert "4 length: " in row["dropped_why"]  # none hides behind another
-    settings = config(guesser, tasks(tmp_path), drop_stops=("answered",))
+    settings = config(guesser, tasks(tmp_path), excluded_stops=("answered",))
     with pytest.raises(SharpenError, match="answered: not to be trained on"):
         GRPOTrainer(settings, tmp_path / "other").train()
 
@@ -381,7 +381,7 @@ def test_the_gate_asks_for_tool_accuracy_first(sharpen, pico_folder, tmp_path):
         ({"temperature": 0.0}, "temperature"),
         ({"groupsize": 4}, "did you mean 'group_size'"),
         ({"importance_cap": 2.0, "trust_sampler": True}, "the sampler's already"),
-        ({"importance_cap": 2.0, "ahead": 1}, "the sampler's already"),
+        ({"importance_cap": 2.0, "async_steps": 1}, "the sampler's already"),
     ],
 )
 def test_wrong_settings(guesser, given, problem):
@@ -412,7 +412,7 @@ def test_no_tasks_is_one_line(guesser, tmp_path):
 
 PLACES = {
     "rollout": (practice, "rollout"),
-    "reward": (Judge, "judged"),
+    "reward": (GroupScorer, "judged"),
     "update": (Learner, "forward_backward"),
     "save": (run_module, "save_checkpoint"),
 }
@@ -420,7 +420,7 @@ PLACES = {
 
 @pytest.fixture(scope="module")
 def whole(guesser, tmp_path_factory, without_reports) -> Path:
-    """Uninterrupted, with a reference, several updates, refills, evaluations and the monitor."""
+    """Uninterrupted, with a reference, several updates, refill_rounds, evaluations and the monitor."""
     folder = tmp_path_factory.mktemp("whole")
     for name, full in (("full", True), ("lora", False)):
         GRPOTrainer(resumed(guesser, tasks(folder), full), folder / name).train()
@@ -493,7 +493,7 @@ main()
 """
 KILLS = {
     "rollout": "sharpen.policy.engine:Engine.harvest:1",
-    "reward": "sharpen.train.experience:Judge.judged:20",
+    "reward": "sharpen.train.rl_data:GroupScorer.judged:20",
     "update": "sharpen.train.learner:Learner.gather_gradients:2",
     "save": "safetensors.torch:save_file:1",
 }
@@ -521,7 +521,12 @@ def test_kill_9_anywhere(guesser, tmp_path, verb):
 
 def test_perturbed_tasks_are_shown_otherwise_and_scored_as_they_are(guesser, tmp_path):
     """Who says gold's calls in the words that it was shown is right, in the world too."""
-    given = {"env": "toolworld", "perturb": ["rename", "shuffle"], "gate": 0, "group_size": 2}
+    given = {
+        "env": "toolworld",
+        "perturb": ["rename", "shuffle"],
+        "min_dev_score": 0,
+        "group_size": 2,
+    }
     data = "agent_benchmark/planning:dev"
     practice = GRPOTrainer(config(guesser, data, **given), tmp_path / "run").practice
     chosen = [task for task in practice.tasks if task.id in practice.changed.tasks]

@@ -23,7 +23,13 @@ class Short:
 
 
 @pytest.mark.parametrize(
-    "more", [{"full": True}, {"lora_r": 4}, {"full": True, "ahead": 1}, {"lora_r": 4, "ahead": 1}]
+    "more",
+    [
+        {"full": True},
+        {"lora_r": 4},
+        {"full": True, "async_steps": 1},
+        {"lora_r": 4, "async_steps": 1},
+    ],
 )
 def test_samples_are_of_the_stepped_weights(pico_folder, tmp_path, more):
     config = GRPOConfig(
@@ -33,7 +39,7 @@ def test_samples_are_of_the_stepped_weights(pico_folder, tmp_path, more):
     GRPOTrainer(config, tmp_path / "run", Short()).train()
     rows = metrics(tmp_path / "run")
     assert len(rows) == 6 and not any(row["skipped"] for row in rows)
-    if "ahead" in more:  # the old log-probabilities are the sampler's own
+    if "async_steps" in more:  # the old log-probabilities are the sampler's own
         assert all("staleness" in row and "mismatch" not in row for row in rows)
     else:
         assert all(row["mismatch"] < 0.05 and "staleness" not in row for row in rows)

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from sharpen.models.load import ModelConfig, load_model
 from sharpen.train.advantages import token_weights
 from sharpen.train.config import GRPOConfig, LearnerConfig
-from sharpen.train.experience import with_columns
 from sharpen.train.grpo import surrogate_loss, surrogate_of, weighted
 from sharpen.train.learner import Learner
+from sharpen.train.rl_data import with_columns
 from sharpen.types import Datum
 
 pytestmark = pytest.mark.slow
@@ -66,7 +66,11 @@ def told(pico_folder, samples, tmp_path_factory) -> tuple[dict, dict]:
         for name, settings in THEIRS.items()
     }
     (work / "jobs.json").write_text(json.dumps(jobs))
-    command = [str(ORACLE), str(Path(__file__).with_name("oracle_trl.py")), str(work / "jobs.json")]
+    command = [
+        str(ORACLE),
+        str(Path(__file__).with_name("support") / "oracle_trl.py"),
+        str(work / "jobs.json"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return jobs, json.loads((work / "answer.json").read_text())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sharpen.data.check import CheckReport, check_rows
-from sharpen.data.importers.shapes import call_from, json_type, parameters, schema
+from sharpen.data.importers.common import call_from, json_type, parameters, schema
 from sharpen.data.importing import FORMATS, find, import_file, load
 from sharpen.data.reading import read_records
 from sharpen.types import RowError, SharpenError

@@ -164,7 +164,7 @@ def test_kill_anywhere_then_continue(tmp_path):
 def test_the_way_without_fine_tuning_runs_on_the_toy_model(tmp_path):
     small = ["model=pico", *(f"stages.{n}.max_tokens=4" for n in (1, 3, 4))]
     small += [f"stages.{n}.tasks=procedural/arithmetic:test?count=4" for n in (1, 3, 4)]
-    settings = {"max_tokens": 4, "max_steps": 2, "tasks_per_step": 2, "refills": 0}
+    settings = {"max_tokens": 4, "max_steps": 2, "tasks_per_step": 2, "refill_rounds": 0}
     settings["reward"] = REWARD
     small += [f"stages.2.settings.{name}={value}" for name, value in settings.items()]
     small += ["stages.2.dev=procedural/arithmetic:test?count=2"]

@@ -32,7 +32,7 @@ def config(model, data, **more) -> PPOConfig:
 
 def test_it_learns(guesser, tmp_path):
     more = {"max_steps": 40, "num_rollouts": 64, "chunk_size": 32, "save_steps": 40}
-    settings = config(guesser, tasks(tmp_path), **more, patience_flat=99)
+    settings = config(guesser, tasks(tmp_path), **more, max_flat_steps=99)
     PPOTrainer(settings, tmp_path / "run").train()
     assert accuracy(guesser) < 0.3 and accuracy(tmp_path / "run" / "final") >= 0.95
     rows = [row for row in metrics(tmp_path / "run") if not row["skipped"]]
@@ -86,7 +86,7 @@ def test_adaptive_kl_whitened_rewards_and_lora(guesser, tmp_path):
 
 def test_a_flat_step_changes_nothing(guesser, tmp_path):
     reward = code(tmp_path, "def score(task, made):\n    return 1.0\n")
-    settings = config(guesser, tasks(tmp_path), reward=reward, max_steps=9, patience_flat=2)
+    settings = config(guesser, tasks(tmp_path), reward=reward, max_steps=9, max_flat_steps=2)
     with pytest.raises(SharpenError, match="2 steps in a row had only flat rewards"):
         PPOTrainer(settings, tmp_path / "run").train()
     assert [row["skipped"] for row in metrics(tmp_path / "run")] == [True, True]

@@ -124,7 +124,7 @@ def r1_config(guesser, tmp_path, **more) -> R1TrainingConfig:
 
 
 def test_r1_is_grpo_with_the_monitor_on(guesser, tmp_path):
-    trainer = R1StyleTrainer(r1_config(guesser, tmp_path, patience_flat=9), tmp_path / "run")
+    trainer = R1StyleTrainer(r1_config(guesser, tmp_path, max_flat_steps=9), tmp_path / "run")
     settings = trainer.trainer.config
     assert (settings.group_size, settings.clip, settings.beta) == (4, 10.0, 0.001)
     trainer.train()
@@ -158,7 +158,7 @@ def test_an_alarm_stands_in_the_row(guesser, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         HackingMonitor, "update", lambda self, step, *_, **__: found if step == 2 else None
     )
-    settings = r1_config(guesser, tmp_path, patience_flat=9)
+    settings = r1_config(guesser, tmp_path, max_flat_steps=9)
     R1StyleTrainer(settings, tmp_path / "run").train()
     rows = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert "alarm" not in rows[0] and rows[1]["alarm"] == found.evidence

@@ -19,7 +19,7 @@ from sharpen.records import write_jsonl
 from sharpen.render import Renderer, assistant_text
 from sharpen.rollout import Limits, OneTurn, find_environment, rollout
 from sharpen.rows import task_to_row
-from sharpen.train.experience import trajectory_to_datums
+from sharpen.train.rl_data import trajectory_to_datums
 from sharpen.types import (
     Dialog,
     Message,

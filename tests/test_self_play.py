@@ -212,10 +212,10 @@ def both_roles(pico_folder, folder, steps, monkeypatch):
     trainer = GRPOTrainer(config, folder, Odd())
     asked, gather = list[str](), trainer.practice.gather
 
-    def watched(state, refills):
+    def watched(state, refill_rounds):
         if steps and len(asked) == steps:
             raise KeyboardInterrupt
-        groups, row = gather(state, refills)
+        groups, row = gather(state, refill_rounds)
         asked.append(" ".join(f"{group.task.kind}:{group.task.id}" for group in groups))
         return groups, row
 
@@ -238,7 +238,9 @@ def test_grpo_trains_both_roles_and_goes_on_where_it_stopped(pico_folder, tmp_pa
     assert "exact:play-" in " ".join(whole)  # the solver's own
 
 
-@pytest.mark.parametrize(("more", "why"), [({"env": "math"}, "auto"), ({"ahead": 1}, "ahead")])
+@pytest.mark.parametrize(
+    ("more", "why"), [({"env": "math"}, "auto"), ({"async_steps": 1}, "async_steps")]
+)
 def test_what_self_play_cannot_be_mixed_with(pico_folder, tmp_path, more, why):
     write_jsonl(tmp_path / "tasks.jsonl", [task_to_row(Task("k", "Say something."))])
     with pytest.raises((SharpenError, ValueError), match=why):

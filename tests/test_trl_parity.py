@@ -162,7 +162,7 @@ def answers(pico_folder, adapter, rows, tokenizers, pairs, scorers, tmp_path_fac
             ],
         }
     (work / "jobs.json").write_text(json.dumps(jobs))
-    command = [str(ORACLE), str(HERE / "oracle_trl.py"), str(work / "jobs.json")]
+    command = [str(ORACLE), str(HERE / "support" / "oracle_trl.py"), str(work / "jobs.json")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return jobs, json.loads((work / "answer.json").read_text())

@@ -182,7 +182,11 @@ def test_wrong_servers_are_named(pico):
 
 @pytest.mark.slow
 def test_a_server_that_is_killed_fails_its_samples_only(pico, pico_folder):
-    command = [sys.executable, str(Path(__file__).with_name("vllm_server.py")), str(pico_folder)]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("support") / "vllm_server.py"),
+        str(pico_folder),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout

@@ -417,7 +417,7 @@ tools:
         ("{text: [a, b, c, d, e]", "{text: colour", "no pool 'colour'"),
         ("{text: [a, b, c, d, e]", "{ref: shelf", "no entity 'shelf'"),
         ("about: book}", "about: book, about: tome}", "stands twice"),
-        ("category: test/shelf", "category: Shelf", "expected domain/subdomain"),
+        ("category: test/shelf", "category: ToolPool", "expected domain/subdomain"),
     ],
 )
 def test_what_is_wrong_with_a_domain_file_is_said(tmp_path, old, new, said):

@@ -80,21 +80,25 @@ def rollout(
 ) -> list[Trajectory]:
     """One trajectory a task; the same task several times is a group of samples. A token policy goes
     on from the ids it sampled, and every turn of every episode has a seed of its own."""
-    episodes = [Episode(make, task, max_turns, limits) for task in tasks]
+    episodes = [EpisodeRunner(make, task, max_turns, limits) for task in tasks]
     walk = walk_by_ids if isinstance(policy, TokenPolicy) else walk_by_text
     with ThreadPoolExecutor(min(THREADS, len(tasks) or 1), "environment") as pool:
         walk(policy, episodes, sampling, pool)
     return [episode.trajectory() for episode in episodes]
 
 
-def walk_by_text(policy: Any, episodes: Sequence[Episode], sampling: Sampling, pool: Any) -> None:
+def walk_by_text(
+    policy: Any, episodes: Sequence[EpisodeRunner], sampling: Sampling, pool: Any
+) -> None:
     """All episodes that still go on take their next turn together."""
     while going := [episode for episode in episodes if episode.stop is None]:
         turns = policy.respond([episode.dialog for episode in going], sampling)
-        list(pool.map(Episode.take, going, turns))
+        list(pool.map(EpisodeRunner.take, going, turns))
 
 
-def walk_by_ids(policy: Any, episodes: Sequence[Episode], sampling: Sampling, pool: Any) -> None:
+def walk_by_ids(
+    policy: Any, episodes: Sequence[EpisodeRunner], sampling: Sampling, pool: Any
+) -> None:
     """Each episode goes on as soon as it can, whatever the others do. No more are under way than
     the policy has rows for; one that ends leaves its place, the policy's key, to the next."""
     policy.forget()
@@ -138,7 +142,7 @@ def walk_by_ids(policy: Any, episodes: Sequence[Episode], sampling: Sampling, po
                 go_on(stepping.pop(future))
 
 
-class Episode:
+class EpisodeRunner:
     """One task in its environment."""
 
     def __init__(self, make: MakeEnvironment, task: Task, max_turns: int, limits: Limits):

@@ -38,7 +38,7 @@ def build(
     from sharpen.data.sources import data_folder
 
     if tools is not None:
-        from sharpen.data.generate.own import build_own
+        from sharpen.data.generate.user_tools import build_own
         from sharpen.evals.subjects import load
 
         if out is None:

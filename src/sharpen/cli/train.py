@@ -70,7 +70,7 @@ def train_by(
     if task_weights is not None:
         values["task_weights"] = parse_text(task_weights, "", "--task-weights")
     if force:
-        values["gate"] = 0.0
+        values["min_dev_score"] = 0.0
         print("gate: not asked, by --force")
     output = output or Path("runs") / verb
     figures = trainer(parse_config(kind, values, f"train {verb}"), output).train()

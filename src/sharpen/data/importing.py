@@ -17,7 +17,7 @@ from typing import Any
 
 from sharpen.data.check import noun_of, structure
 from sharpen.data.importers import chat, dialogs, tasks  # noqa: F401 - they fill FORMATS
-from sharpen.data.importers.shapes import FORMATS, Importer
+from sharpen.data.importers.common import FORMATS, Importer
 from sharpen.data.reading import Record, read_records
 from sharpen.records import atomic_write, dump_row
 from sharpen.rows import dialog_to_row, preference_to_row, task_to_row

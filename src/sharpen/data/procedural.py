@@ -17,8 +17,8 @@ from pydantic import Field
 
 from sharpen.calls import assistant_text, compact_json
 from sharpen.config import Config, parse_config
+from sharpen.data.generate.dialog_draft import frames, split_categories, using
 from sharpen.data.generate.plans import written
-from sharpen.data.generate.scene import frames, split_categories, using
 from sharpen.types import Message, SharpenError, Task, ToolCall
 from sharpen.world.episode import shipped_world
 from sharpen.world.fields import Family

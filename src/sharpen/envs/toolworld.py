@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sharpen.types import Dialog, Json, Message, SharpenError, StopReason, Task
 from sharpen.world.episode import Episode, World, shipped_world
-from sharpen.world.gold import MAX_CALLS, Executed, Run, gold_outcome, start
+from sharpen.world.gold import MAX_CALLS, CallExecutor, Executed, gold_outcome, start
 from sharpen.world.state import diff
 
 
@@ -22,7 +22,7 @@ class ToolWorld:
     def __init__(self, world: World | None = None, max_calls: int = MAX_CALLS):
         self.world = world or shipped_world()
         self.max_calls = max_calls
-        self.current: Run | None = None
+        self.current: CallExecutor | None = None
 
     def reset(self, task: Task) -> Dialog:
         episode = start(self.world, task.id, task.gold)
@@ -32,11 +32,11 @@ class ToolWorld:
             categories = ", ".join(episode.domains)
             raise SharpenError(f"task {task.id}: tool {strange[0]!r} is not of {categories}")
         self.task = task
-        self.current = Run(episode, {spec.name for spec in offered}, self.max_calls)
+        self.current = CallExecutor(episode, {spec.name for spec in offered}, self.max_calls)
         return Dialog(task.messages, offered, task.id, task.kind, task.metadata)
 
     @property
-    def run(self) -> Run:
+    def run(self) -> CallExecutor:
         if self.current is None:
             raise SharpenError("the tool world has no episode yet: call reset(task) first")
         return self.current
@@ -50,7 +50,7 @@ class ToolWorld:
         return self.run.executed
 
     def step(self, message: Message) -> tuple[tuple[Message, ...], StopReason | None]:
-        """Run the message's calls in order; one without calls is the answer."""
+        """CallExecutor the message's calls in order; one without calls is the answer."""
         return self.run.step(message)
 
     def end_state_reached(self) -> bool:

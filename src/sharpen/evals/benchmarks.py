@@ -17,7 +17,7 @@ from typing import Any
 
 from sharpen import types
 from sharpen.data.generate.samples import LongContextDataGenerator
-from sharpen.data.importers.shapes import FORMATS
+from sharpen.data.importers.common import FORMATS
 from sharpen.data.importing import SHAPE_ERRORS, converted, fault, load, reason_kind
 from sharpen.data.reading import read_records
 from sharpen.data.sources import read_tasks

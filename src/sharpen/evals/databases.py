@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from sharpen.config import one_line
-from sharpen.data.importers.shapes import beside
+from sharpen.data.importers.common import beside
 from sharpen.types import Json, RowError, Task
 
 START = re.compile(r"(?m)^USE `(\w+)`;$")

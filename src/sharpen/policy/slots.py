@@ -23,7 +23,7 @@ from sharpen.models.attention import (
     use_our_attention,
 )
 from sharpen.models.lora import fuse_lora
-from sharpen.policy.choosing import choose, likeliest
+from sharpen.policy.token_sampling import choose, likeliest
 from sharpen.types import SharpenError
 
 STRIDE = 8  # steps on a GPU between two looks at what was sampled, the most there are

@@ -24,7 +24,7 @@ from sharpen.rows import number_field, tools_from_wire
 from sharpen.tools import check_call
 from sharpen.types import Json, Score, StopReason, Task, ToolCall, ToolSpec, Trajectory, Turn
 from sharpen.world.episode import World, shipped_world
-from sharpen.world.gold import MAX_CALLS, Run, gold_calls, gold_outcome, start
+from sharpen.world.gold import MAX_CALLS, CallExecutor, gold_calls, gold_outcome, start
 
 TABLES = read_yaml(Path(__file__).with_suffix(".yaml"))
 WEIGHTS: dict[str, float] = TABLES["weights"]
@@ -123,7 +123,7 @@ class AgentRewardModel:
         return {"total": score.value, "breakdown": dict(score.parts), "feedback": score.feedback}
 
     def score(self, task: Task, trajectory: Trajectory) -> Score:
-        deed, config = Deed(self, task, trajectory), self.config
+        deed, config = TrajectoryFacts(self, task, trajectory), self.config
         parts, counts = deed.parts(), deed.counts()
         most = config.max_repeats
         taken = {n: config.penalties[n] * min(c, most) + 0.0 for n, c in counts.items()}
@@ -138,7 +138,7 @@ class AgentRewardModel:
         return Score(value, parts | deed.extra | taken, "; ".join(notes)[:1000])
 
 
-class Deed:
+class TrajectoryFacts:
     """What a trajectory did about its task. Calls that an injected fault hit do not count."""
 
     def __init__(self, model: AgentRewardModel, task: Task, trajectory: Trajectory):
@@ -154,7 +154,7 @@ class Deed:
         if "categories" in self.gold and self.gold.get("calls"):
             world = model.world or shipped_world()
             episode, limit = start(world, task.id, self.gold), model.config.max_calls
-            run = Run(episode, self.offered or None, limit)
+            run = CallExecutor(episode, self.offered or None, limit)
             for message in messages:
                 run.step(message)
             self.missing = gold_outcome(world, task).missing(run)

@@ -31,7 +31,7 @@ class LearnerConfig(Config):
     token_budget: int = Field(8192, ge=1)  # tokens of a micro-batch, padding included
     packing: Literal["auto", "off"] = "auto"  # rows end to end where the kernel exists: on a GPU
     gradient_checkpointing: bool = False
-    checkpoint_every: int = Field(1, ge=1)  # recompute only each n-th layer
+    gradient_checkpointing_every: int = Field(1, ge=1)  # recompute only each n-th layer
     compile: bool = False  # worth its minute of start on a GPU
     activation_share: float = Field(1.0, gt=0, le=1)  # of what compiled layers would keep
     parallel: Literal["auto", "ddp", "fsdp2", "zero2", "zero3"] = "auto"  # of several processes
@@ -162,15 +162,17 @@ class RLConfig(RunConfig):
     beta: float = Field(0.0, ge=0)  # weight of the KL to the reference
     clip: float = Field(0.2, gt=0)
     overlong_buffer: int | None = Field(None, ge=0)  # tokens; a fifth of max_tokens in dapo
-    drop_stops: tuple[StopReason, ...] = ()  # samples that ended so are not trained on
+    excluded_stops: tuple[StopReason, ...] = ()  # samples that ended so are not trained on
     importance_cap: float = Field(0.0, ge=0)  # corrects for the sampler's arithmetic; 0: not
-    patience_flat: int = Field(10, ge=1)  # steps in a row that teach nothing, then an error
-    gate: float = Field(0.9, ge=0, le=1)  # tool accuracy on `dev_data` to begin with; 0: any
+    max_flat_steps: int = Field(10, ge=1)  # steps in a row that teach nothing, then an error
+    min_dev_score: float = Field(
+        0.9, ge=0, le=1
+    )  # tool accuracy on `dev_data` to begin with; 0: any
     monitor: bool = False  # look for reward hacking
     curriculum: bool = False  # tasks by measured pass rate, instead of one after the other
     self_play: float = Field(0.0, ge=0, le=1)  # share of tasks in which the policy proposes tasks
     perturb: tuple[Way, ...] = ()  # of the tools in training tasks
-    perturbed: float = Field(0.5, gt=0, le=1)  # share of tasks that are
+    perturb_share: float = Field(0.5, gt=0, le=1)  # share of tasks that are
     learning_rate: float = Field(1e-5, gt=0)
     lr_scheduler: Literal["cosine", "linear", "constant"] = "constant"
     warmup_ratio: float = Field(0.0, ge=0, le=1)
@@ -194,16 +196,20 @@ class GRPOConfig(RLConfig):
     beta: float = Field(0.1, ge=0)
     use_advantage: bool = True  # off: the reward itself
     clip_high: float | None = Field(None, gt=0)  # dapo: 0.28, else as `clip`
-    refills: int | None = Field(None, ge=0)  # rounds of further tasks for flat groups; dapo: 3
+    refill_rounds: int | None = Field(
+        None, ge=0
+    )  # rounds of further tasks for flat groups; dapo: 3
     trust_sampler: bool = False  # its log-probabilities are the old ones, not computed again
-    ahead: int = Field(0, ge=0)  # steps of samples that may wait; 0: sampling and steps take turns
+    async_steps: int = Field(
+        0, ge=0
+    )  # steps of samples that may wait; 0: sampling and steps take turns
     max_staleness: int = Field(2, ge=0)  # steps; samples of older weights are dropped
 
     @model_validator(mode="after")
     def plays_here(self) -> GRPOConfig:
-        if self.self_play and self.ahead:
-            raise ValueError("ahead: in self_play, sampling and steps take turns")
-        if self.importance_cap and (self.ahead or self.trust_sampler):
+        if self.self_play and self.async_steps:
+            raise ValueError("async_steps: in self_play, sampling and steps take turns")
+        if self.importance_cap and (self.async_steps or self.trust_sampler):
             raise ValueError("importance_cap: the old log-probabilities are the sampler's already")
         return self
 
@@ -212,7 +218,7 @@ class GRPOConfig(RLConfig):
         """What a variant brings, where nothing else is given."""
         dapo = self.variant == "dapo"
         usual = {"clip_high": max(0.28, self.clip) if dapo else self.clip}
-        usual |= {"refills": 3 if dapo else 0, "overlong_buffer": self.max_tokens // 5 * dapo}
+        usual |= {"refill_rounds": 3 if dapo else 0, "overlong_buffer": self.max_tokens // 5 * dapo}
         for name, value in usual.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)

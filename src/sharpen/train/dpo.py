@@ -31,13 +31,13 @@ from sharpen.train import preferences
 from sharpen.train.batching import trained_tokens
 from sharpen.train.config import DPOConfig
 from sharpen.train.dataset import Phase
-from sharpen.train.experience import Judge, TaskReward, as_figures, figures
 from sharpen.train.learner import Learner
+from sharpen.train.policy_setup import start_policy
 from sharpen.train.preference_losses import LOSSES, rewards, sft
 from sharpen.train.preferences import NoPairs, fitting, pair_rows, with_strangers
+from sharpen.train.rl_data import GroupScorer, TaskReward, as_figures, figures
 from sharpen.train.run import TrainingRun
 from sharpen.train.sft import open_folder
-from sharpen.train.start import start_policy
 from sharpen.types import Datum, Json, Preference, Reward, Sampling, SharpenError, Task
 
 
@@ -236,7 +236,7 @@ class DPOTrainer:
         if self.dev_tasks:
             policy, greedy = LocalPolicy(self.learner.model, self.renderer), config.max_tokens
             done = rollout(policy, self.dev_tasks, self.make, Sampling(greedy), config.max_turns)
-            told = figures(Judge(self.reward).groups(self.dev_tasks, done))
+            told = figures(GroupScorer(self.reward).groups(self.dev_tasks, done))
             row |= {f"dev_{name}": value for name, value in told.items()}
         return row | (
             as_figures(self.metric(self.learner.model, self.renderer)) if self.metric else {}

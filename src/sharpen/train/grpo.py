@@ -20,15 +20,15 @@ import numpy as np
 from sharpen.policy.local import LocalPolicy
 from sharpen.records import atomic_folder
 from sharpen.train.advantages import group_advantages, token_weights
-from sharpen.train.ahead import Ahead
+from sharpen.train.async_sampler import AsyncSampler
 from sharpen.train.config import GRPOConfig, RLConfig
-from sharpen.train.experience import Group, counted, figures, rows_of, with_columns
 from sharpen.train.learner import Learner, Loss, StepReport
 from sharpen.train.losses import Surrogate, policy_loss
+from sharpen.train.policy_setup import PolicySetup, start_policy
 from sharpen.train.practice import Evaluate, Practice
+from sharpen.train.rl_data import Group, counted, figures, rows_of, with_columns
 from sharpen.train.run import TrainingRun
 from sharpen.train.sft import open_folder
-from sharpen.train.start import Start, start_policy
 from sharpen.types import Datum, Json, Reward, SharpenError
 
 NOTHING: Json = {"loss": 0.0, "tokens": 0, "trained": 0, "skipped": True}
@@ -62,13 +62,13 @@ class GRPOTrainer:
             if not learner.steps_done:
                 practice.check_gate()
             ahead = None
-            if config.ahead:
-                ahead = stack.enter_context(Ahead(practice, learner, config, state))
+            if config.async_steps:
+                ahead = stack.enter_context(AsyncSampler(practice, learner, config, state))
             while (done := learner.steps_done // config.updates) < run.total:
                 if ahead:
                     groups, row = ahead.take(done, state)
                 else:
-                    groups, row = practice.gather(state, config.refills or 0)
+                    groups, row = practice.gather(state, config.refill_rounds or 0)
                 row = {"step": done + 1} | row | self.learn(groups)
                 if ahead:
                     ahead.publish(done + 1)
@@ -104,7 +104,7 @@ class GRPOTrainer:
         if config.use_advantage:
             found = group_advantages(found, config.variant)
         rows = with_columns(rows, advantage=np.concatenate(found)[owners])
-        trusted = config.ahead or config.trust_sampler
+        trusted = config.async_steps or config.trust_sampler
         if trusted:  # by the weights that they were sampled from
             rows = with_columns(rows, old=[row.columns["sampler"] for row in rows])
         elif config.updates > 1:  # else they are what the only update computes anyway
@@ -131,7 +131,7 @@ class GRPOTrainer:
         self.start.save(self.learner, path)
 
 
-def start_learner(config: RLConfig, practice: Practice, held: bool) -> tuple[Start, Learner]:
+def start_learner(config: RLConfig, practice: Practice, held: bool) -> tuple[PolicySetup, Learner]:
     """The policy, `held` against a reference or not, as a learner that also takes the turns."""
     if config.reference_model and not held:
         raise SharpenError("reference_model: the weight of the KL is 0, nothing asks for it")

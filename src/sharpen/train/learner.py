@@ -23,7 +23,7 @@ from sharpen.models.shared_prompt import shares_prompts
 from sharpen.train.batching import Batch, collate, row_batches, trained_tokens
 from sharpen.train.config import LearnerConfig
 from sharpen.train.losses import learning_rate, selected_logprobs
-from sharpen.train.processes import Alone, processes
+from sharpen.train.processes import SingleProcess, processes
 from sharpen.types import Datum, SharpenError
 
 Loss = Callable[[torch.Tensor, Batch, float], torch.Tensor]  # logprobs_N, batch, the step's tokens
@@ -58,7 +58,7 @@ class Learner:
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             for index, layer in enumerate(self.core.decoder.layers):
-                layer.gradient_checkpointing = index % config.checkpoint_every == 0
+                layer.gradient_checkpointing = index % config.gradient_checkpointing_every == 0
         if config.compile:
             self.core.compile_layers(config.activation_share)
         self.runner = self.processes.wrap(self.core)  # what is called: the core, or one around it
@@ -244,7 +244,7 @@ class Decoder(torch.nn.Module):
         self, datums: Sequence[Datum], token_budget: int, group: Any = None, runner: Any = None
     ) -> list[np.ndarray]:
         """The figures of each datum's trained tokens, whatever its place in a micro-batch."""
-        group, runner = group or Alone(), runner or self
+        group, runner = group or SingleProcess(), runner or self
         found: dict[int, np.ndarray] = {}
         shape = (self.packed, group.world, self.shares)
         for chosen in group.mine(row_batches(datums, token_budget, *shape)):

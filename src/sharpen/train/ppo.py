@@ -20,10 +20,10 @@ from sharpen.models.load import attach_lora, load_model
 from sharpen.train import grpo
 from sharpen.train.advantages import FLAT, KLController, gae, token_weights, whiten
 from sharpen.train.config import PPOConfig
-from sharpen.train.experience import Group, figures, rows_of, with_columns
 from sharpen.train.learner import Learner, StepReport
 from sharpen.train.losses import Surrogate, value_loss
 from sharpen.train.practice import Evaluate, Practice
+from sharpen.train.rl_data import Group, figures, rows_of, with_columns
 from sharpen.train.run import TrainingRun
 from sharpen.train.sft import open_folder
 from sharpen.train.values import ValueModel

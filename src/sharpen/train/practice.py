@@ -27,9 +27,9 @@ from sharpen.train.advantages import overlong
 from sharpen.train.batching import epoch_order
 from sharpen.train.config import RLConfig
 from sharpen.train.curriculum import Curriculum
-from sharpen.train.experience import (
+from sharpen.train.rl_data import (
     Group,
-    Judge,
+    GroupScorer,
     TaskReward,
     as_figures,
     flat,
@@ -63,12 +63,12 @@ class Practice:
         default = reward or (build_reward(config.reward) if config.reward else None)
         self.reward = default or TaskReward(config.reward_workers)
         self.play = self.self_play() if config.self_play else None
-        seed, share = config.seed, config.perturbed if config.perturb else 0.0
+        seed, share = config.seed, config.perturb_share if config.perturb else 0.0
         chosen = [task for task in self.tasks if Random(f"{seed} {task.id}").random() < share]
         self.changed = Perturbation(chosen, config.perturb, seed)
-        self.judge = Judge(
+        self.judge = GroupScorer(
             self.play or self.reward,
-            config.drop_stops,
+            config.excluded_stops,
             config.max_length,
             config.reward_workers,
             self.shape if config.overlong_buffer else None,
@@ -160,11 +160,11 @@ class Practice:
         self.seconds += ended - started, time.monotonic() - ended
         return groups
 
-    def gather(self, state: Json, refills: int = 0) -> tuple[list[Group], Json]:
+    def gather(self, state: Json, refill_rounds: int = 0) -> tuple[list[Group], Json]:
         """A step's groups and how long they took. Flat groups are followed by groups of further
-        tasks, `refills` times at most."""
+        tasks, `refill_rounds` times at most."""
         config, groups, self.seconds = self.config, list[Group](), np.zeros(2)
-        for _ in range(1 + refills):
+        for _ in range(1 + refill_rounds):
             lively = sum(not group.flat for group in groups)
             tasks = self.pick(state, config.tasks_per_step - lively)
             if not tasks:
@@ -193,7 +193,9 @@ class Practice:
 
     def measure(self) -> Json:
         """The mean score of greedy answers to the dev tasks, and of its parts."""
-        judge = Judge(self.reward, workers=self.config.reward_workers)  # long answers count too
+        judge = GroupScorer(
+            self.reward, workers=self.config.reward_workers
+        )  # long answers count too
         groups = judge.groups(self.dev, self.sampled(self.dev, 0.0, 0, perturbed=False))
         samples = [sample for group in groups for sample in group.samples]
         dropped = [reason for group in groups for reason in group.dropped]
@@ -218,18 +220,18 @@ class Practice:
 
     def check_gate(self) -> None:
         """Refuse a policy that still calls tools wrongly: RL would drill its mistakes."""
-        if not self.config.gate or not any(task.tools for task in self.dev or self.tasks):
+        if not self.config.min_dev_score or not any(task.tools for task in self.dev or self.tasks):
             return
         if not self.dev:
             print("gate: not measured, there is no dev_data")
             return
         row = self.measure()
         names = [n for n in row if n.endswith(("tool_accuracy", "exact_call"))] or ["metric"]
-        if row[names[0]] < self.config.gate:
+        if row[names[0]] < self.config.min_dev_score:
             raise SharpenError(
                 f"gate: {names[0]} is {row[names[0]]:.3f} on {self.config.dev_data}, below "
-                f"{self.config.gate}; train the model with SFT first, or go on knowingly with "
-                "--force (gate=0)"
+                f"{self.config.min_dev_score}; train the model with SFT first, or go on knowingly with "
+                "--force (min_dev_score=0)"
             )
         print(f"gate: {names[0]} {row[names[0]]:.3f} on {self.config.dev_data}")
 
@@ -246,7 +248,7 @@ class Practice:
 
     def check_flat(self, state: Json) -> None:
         """Too many steps in a row in which nothing could be learnt end the run."""
-        if state["flat_steps"] >= self.config.patience_flat:
+        if state["flat_steps"] >= self.config.max_flat_steps:
             raise SharpenError(
                 f"{state['flat_steps']} steps in a row had only flat rewards, the last of them "
                 f"{state['flat_reward']:g}: take easier or harder tasks, a higher temperature or "

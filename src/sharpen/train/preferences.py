@@ -21,7 +21,7 @@ from sharpen.progress import progress
 from sharpen.render import Renderer
 from sharpen.rewards.learned import turn_ends
 from sharpen.rollout import MakeEnvironment, rollout
-from sharpen.train.experience import Group, Judge, trajectory_to_datums
+from sharpen.train.rl_data import Group, GroupScorer, trajectory_to_datums
 from sharpen.types import Datum, Dialog, Json, Message, Preference, RowError, SharpenError, Task
 
 AT_ONCE = 256  # tasks whose episodes are under way together
@@ -52,7 +52,7 @@ def generate_preference_pairs(
             own = replace(sampling, seed=sampling.seed + start)
             repeated = [task for task in some for _ in range(samples)]
             trajectories = rollout(policy, repeated, make_environment, own, max_turns)
-            for group in Judge(reward).groups(some, trajectories):
+            for group in GroupScorer(reward).groups(some, trajectories):
                 reasons.update(group.dropped)
                 scores += group.rewards.tolist()
                 found = pair_from_group(group, make_environment, words)

@@ -20,7 +20,7 @@ from sharpen.train.config import LearnerConfig
 from sharpen.types import SharpenError
 
 
-class Alone:
+class SingleProcess:
     """One process: nothing to share."""
 
     rank, world = 0, 1
@@ -93,7 +93,7 @@ class Alone:
         return distribute_tensor(value.to(target.device), mesh, placements)
 
 
-class Several(Alone):
+class DataParallel(SingleProcess):
     """Data parallel by Accelerate: every process holds the model, gradients are averaged."""
 
     def __init__(self):
@@ -121,7 +121,7 @@ class Several(Alone):
         return max(self.gather({self.rank: number}).values())
 
 
-class Sharded(Several):
+class FSDP2(DataParallel):
     """FSDP2: weights, gradients and moments spread over the processes, a layer at a time whole."""
 
     def wrap(self, core: Any) -> Any:
@@ -137,12 +137,12 @@ class Sharded(Several):
         yield
 
 
-class Zero(Several):
+class DeepSpeedZero(DataParallel):
     """DeepSpeed's ZeRO, which clips and steps by itself, and whose state is in its own hands: such
     a run keeps no checkpoints."""
 
     resumable = False
-    wrap, accumulating = Alone.wrap, Alone.accumulating  # not Accelerate's
+    wrap, accumulating = SingleProcess.wrap, SingleProcess.accumulating  # not Accelerate's
 
     def __init__(self, stage: int, config: LearnerConfig):
         try:
@@ -183,18 +183,18 @@ class Zero(Several):
         return (tensor if whole is None else whole).detach()
 
 
-def processes(config: LearnerConfig) -> Alone:
+def processes(config: LearnerConfig) -> SingleProcess:
     """What the launcher started and the config asks for."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         if config.parallel != "auto":
             start = "start several with torchrun --nproc_per_node N -m sharpen.cli.main train sft …"
             raise SharpenError(f"parallel={config.parallel}: there is one process; {start}")
-        return Alone()
+        return SingleProcess()
     atexit.register(leave)
     if config.parallel.startswith("zero"):
-        return Zero(int(config.parallel[-1]), config)
-    return Sharded() if config.parallel == "fsdp2" else Several()
+        return DeepSpeedZero(int(config.parallel[-1]), config)
+    return FSDP2() if config.parallel == "fsdp2" else DataParallel()
 
 
 def leave() -> None:

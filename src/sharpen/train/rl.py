@@ -149,7 +149,7 @@ class R1StyleTrainer:
             "beta": config.kl_coef,
             "clip": config.clip_ratio,
             "monitor": True,
-            "gate": 0.0,
+            "min_dev_score": 0.0,
         }
         settings = parse_config(GRPOConfig, given | config.settings, "R1TrainingConfig")
         self.trainer = GRPOTrainer(settings, output, self.reward_calculator, evaluate)

@@ -18,17 +18,17 @@ from typing import Any
 
 from sharpen.calls import compact_json
 from sharpen.config import one_line
-from sharpen.data.generate.scene import split_categories
+from sharpen.data.generate.dialog_draft import split_categories
 from sharpen.envs.auto import Auto
 from sharpen.envs.python import sandbox
 from sharpen.rewards.code import fenced
 from sharpen.rewards.verifiable import VerifiableRewardCalculator
 from sharpen.rollout import rollout
 from sharpen.rows import task_from_row, task_to_row
-from sharpen.train.experience import UNTRUE
+from sharpen.train.rl_data import UNTRUE
 from sharpen.types import Json, Message, Reward, Sampling, Score, SharpenError, Task, Trajectory
 from sharpen.world.episode import World, shipped_world
-from sharpen.world.gold import Run, start
+from sharpen.world.gold import CallExecutor, start
 from sharpen.world.phrases import spoken
 from sharpen.world.state import seeded
 
@@ -159,7 +159,7 @@ def request(task: Task, said: Message, world: World) -> Verified | str:
     asked, calls = said.content.strip(), said.tool_calls
     if said.unparsed or not 1 <= len(calls) <= MAX_CALLS or not 0 < len(asked) <= MAX_REQUEST:
         return f"not a request with 1 to {MAX_CALLS} calls"
-    run = Run(start(world, task.id, task.gold), {spec.name for spec in task.tools})
+    run = CallExecutor(start(world, task.id, task.gold), {spec.name for spec in task.tools})
     run.step(said)
     failed = [done.result["message"] for done in run.executed if not done.ok]
     if failed:

@@ -1,6 +1,6 @@
 """What a task's gold says about the tool world: its episode, what the gold calls leave behind and
 find out, and a trajectory that does the task. The environment and the agent reward both execute an
-assistant's messages by `Run`.
+assistant's messages by `CallExecutor`.
 
 `Task.gold` is `{"categories": […], "seed": 7, "family": "train", "faults"?: {…}, "calls": [{"name",
 "arguments"}, …]}`; the calls are one way to the wanted end state, not the only one."""
@@ -44,7 +44,7 @@ class Executed:
         return self.result.get("error") in FAULTS
 
 
-class Run:
+class CallExecutor:
     """Messages executed in an episode; all calls, broken ones too, count towards `max_calls`."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Run:
         self.attempts = 0
 
     def step(self, message: Message) -> tuple[tuple[Message, ...], StopReason | None]:
-        """Run the message's calls in order; one without calls is the answer."""
+        """CallExecutor the message's calls in order; one without calls is the answer."""
         if not message.tool_calls and not message.unparsed:
             return (), StopReason.ANSWERED
         results = [self.answer(call) for call in message.tool_calls]
@@ -82,7 +82,7 @@ class Outcome:
     changes: Json
     reads: tuple[Executed, ...]
 
-    def missing(self, run: Run) -> list[str]:
+    def missing(self, run: CallExecutor) -> list[str]:
         """What a run did not change or find out as it should have. Something was found out when the
         same call succeeded, or one of the same tool with the same answer."""
         lines = diff(run.episode.changes(), self.changes)
@@ -149,7 +149,7 @@ def gold_trajectory(task: Task, world: World | None = None) -> Trajectory | None
         calls = [ToolCall(c.name, example(c.arguments)) for c in calls]
     turns: list[Turn] = []
     if calls and "categories" in gold:
-        run = Run(start(world or shipped_world(), task.id, gold))
+        run = CallExecutor(start(world or shipped_world(), task.id, gold))
         while calls and run.attempts < MAX_CALLS:
             message = Message("assistant", tool_calls=(calls[0],))
             turns.append(Turn(message, results=run.step(message)[0]))

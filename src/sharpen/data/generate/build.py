@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from sharpen import records
+from sharpen.data.generate.dialog_draft import DrawFailed, ToolPool, parts, split_categories
 from sharpen.data.generate.plans import run_gold, verify_gold
-from sharpen.data.generate.plays import Play
-from sharpen.data.generate.scene import Fruitless, Shelf, parts, split_categories
+from sharpen.data.generate.scenarios import Scenario
 from sharpen.data.overlap import MAX_OVERLAP, perhaps_near, request_of
 from sharpen.progress import Advance, progress
 from sharpen.rows import dialog_to_row, task_to_row
@@ -56,10 +56,10 @@ class File:
 
 
 USUAL = Sizes()
-shelf_of = cache(Shelf)
+shelf_of = cache(ToolPool)
 Noun = Dialog | Task
 Job = tuple[File, str, int, range]  # a file, a kind, the seed and the numbers of rows to be drawn
-Run = Callable[[list[Job]], Iterator[list[Noun | None]]]
+CallExecutor = Callable[[list[Job]], Iterator[list[Noun | None]]]
 
 
 def plan_files(sizes: Sizes) -> list[File]:
@@ -98,7 +98,7 @@ def draw(job: Job, world: World | None = None) -> list[Noun | None]:
     return nouns
 
 
-def draw_row(shelf: Shelf, part: str, name: str, seed: int | str, index: int) -> Noun | None:
+def draw_row(shelf: ToolPool, part: str, name: str, seed: int | str, index: int) -> Noun | None:
     """The row of this kind and number, or None if it did not come about."""
     kind, rng = parts()[part].kinds[name], seeded(part, seed, shelf.split, name, index)
     start = seeded("start", name) if kind.task_type else seeded("start", part, name)
@@ -106,12 +106,12 @@ def draw_row(shelf: Shelf, part: str, name: str, seed: int | str, index: int) ->
     faults = {rng.choice(kind.faults): rng.choice(list(FAULTS))} if kind.faults else {}
     place = [tool.category], rng.randrange(1 << 30), shelf.split
     episode, level = shelf.world.episode(*place, Faults(at=faults)), index % len(kind.offered)
-    scene = Play(shelf, episode, rng, kind, tool, text, level)
+    scene = Scenario(shelf, episode, rng, kind, tool, text, level)
     scene.mistaken = rng.choice(kind.mistakes) if kind.mistakes else -1
     try:
         for play in kind.play:
             getattr(scene, play)()
-    except Fruitless:
+    except DrawFailed:
         return None
     needed = list(scene.used.values()) or ([] if scene.barred else [tool])
     count = kind.offered[level]
@@ -136,7 +136,9 @@ def draw_row(shelf: Shelf, part: str, name: str, seed: int | str, index: int) ->
     return Task("", asked.content, specs, gold, part, LEVELS[level], tuple(context), about)
 
 
-def fill_file(file: File, seed: int, guard: Guard, run: Run, advance: Advance) -> list[Noun]:
+def fill_file(
+    file: File, seed: int, guard: Guard, run: CallExecutor, advance: Advance
+) -> list[Noun]:
     kept: list[Noun] = []
     for kind, quota in file.quotas.items():
         goal, start, barren = len(kept) + quota, 0, 0
@@ -210,7 +212,7 @@ def build_data(
 
 
 @contextmanager
-def workers_of(count: int, world: World) -> Iterator[Run]:
+def workers_of(count: int, world: World) -> Iterator[CallExecutor]:
     """Copies of this process, made before it starts threads; none where they cannot be made."""
     count = count or min(4, os.cpu_count() or 1)
     if count == 1 or sys.platform != "linux":

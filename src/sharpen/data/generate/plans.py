@@ -13,7 +13,7 @@ from functools import reduce
 from itertools import islice, permutations
 from typing import Any
 
-from sharpen.data.generate.scene import Fruitless, Scene, must, using
+from sharpen.data.generate.dialog_draft import DialogDraft, DrawFailed, require_draw, using
 from sharpen.types import Json, SharpenError, ToolCall
 from sharpen.world.domain import Domain, Tool
 from sharpen.world.episode import Episode, World, outcome_of
@@ -45,17 +45,17 @@ class Step:
     links: dict[str, Handle]
 
 
-def find_steps(scene: Scene) -> list[Step]:
+def find_steps(scene: DialogDraft) -> list[Step]:
     """Steps of one of the kind's shapes, of which one changes something if the kind says so."""
     for _ in range(scene.kind.tries):
-        with suppress(Fruitless):
+        with suppress(DrawFailed):
             steps = grow(scene, scene.rng.choice(scene.kind.shapes[scene.level]))
             if not scene.kind.writes or any(not step.tool.read_only for step in steps):
                 return steps
-    raise Fruitless
+    raise DrawFailed
 
 
-def ask_for(scene: Scene, steps: Sequence[Step]) -> None:
+def ask_for(scene: DialogDraft, steps: Sequence[Step]) -> None:
     """The user wants the steps, as verb phrases in which linked values are only pointed at."""
     goals = []
     for at, step in enumerate(steps):
@@ -72,7 +72,7 @@ def ask_for(scene: Scene, steps: Sequence[Step]) -> None:
     scene.used = {step.tool.name: step.tool for step in steps}
 
 
-def grow(scene: Scene, shape: str) -> list[Step]:
+def grow(scene: DialogDraft, shape: str) -> list[Step]:
     """Steps of this shape that work in any order from the present state."""
     scratch, steps, handles = scene.episode.fork(), list[Step](), list[list[Handle]]()
     parents = [[int(digit) for digit in step if digit != "-"] for step in shape.split()]
@@ -83,9 +83,9 @@ def grow(scene: Scene, shape: str) -> list[Step]:
         if gives:
             pool = [t for t in pool if t.yields and (t.operation.pick or t.operation.op in DETAILS)]
         steps.append(next_step(scratch, pool, scene.rng, [handles[parent] for parent in mine]))
-        handles.append(must(handles_of(scene.domain, steps[at], at)) if gives else [])
+        handles.append(require_draw(handles_of(scene.domain, steps[at], at)) if gives else [])
         scratch.call(steps[at].call)
-    must(in_any_order(scene.episode, steps))
+    require_draw(in_any_order(scene.episode, steps))
     return steps
 
 
@@ -93,16 +93,16 @@ def next_step(
     episode: Episode, tools: list[Tool], rng: random.Random, handles: list[list[Handle]]
 ) -> Step:
     for tool in rng.sample(tools, min(TOOLS_TRIED, len(tools))):
-        with suppress(Fruitless):
+        with suppress(DrawFailed):
             links = match(tool, handles, rng)
             given = {name: handle.key for name, handle in links.items()}
             for _ in range(CALLS_TRIED if links else 1):
-                call = must(episode.sample(tool, rng, using(tool, tool.operation.goal)))
+                call = require_draw(episode.sample(tool, rng, using(tool, tool.operation.goal)))
                 call = replace(call, arguments=call.arguments | given)
                 result = episode.fork().call(call)
                 if outcome_of(result) == "ok":
                     return Step(tool, call, result, links)
-    raise Fruitless
+    raise DrawFailed
 
 
 def match(tool: Tool, handles: list[list[Handle]], rng: random.Random) -> dict[str, Handle]:
@@ -113,7 +113,7 @@ def match(tool: Tool, handles: list[list[Handle]], rng: random.Random) -> dict[s
     for offered in handles:
         free = [(name, entity) for name, entity in takes.items() if name not in links]
         fits = [(name, h) for name, entity in free for h in offered if entity == h.entity]
-        name, handle = rng.choice(must(fits))
+        name, handle = rng.choice(require_draw(fits))
         links[name] = handle
     return links
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
-from sharpen.data.generate.scene import frames
+from sharpen.data.generate.dialog_draft import frames
 from sharpen.envs.perturb import Names, fields_of
 from sharpen.rewards.calls import call_problems
 from sharpen.rows import dialog_to_row, tools_from_wire

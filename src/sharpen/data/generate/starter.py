@@ -7,8 +7,8 @@ import random
 from typing import Literal
 
 from sharpen.config import read_yaml
+from sharpen.data.generate.dialog_draft import HERE
 from sharpen.data.generate.plans import written
-from sharpen.data.generate.scene import HERE
 from sharpen.types import Dialog, Message, Task, ToolCall, ToolSpec
 
 CANDIDATES = 3

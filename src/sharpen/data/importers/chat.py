@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from sharpen.data.check import Noun
-from sharpen.data.importers import shapes
-from sharpen.data.importers.shapes import Importer, has, require
+from sharpen.data.importers import common
+from sharpen.data.importers.common import Importer, has, require
 from sharpen.types import Dialog, Json, Message, Preference, RowError, ToolCall, ToolSpec
 
 SPEAKERS = {
@@ -45,15 +45,15 @@ def message(value: Json) -> Message:
         raise RowError("", f"unknown role {speaker!r}")
     content, calls = content_of(value.get("content", value.get("value")))
     if role == "call":
-        found = shapes.literal(content)
-        calls = [shapes.call_from(call) for call in (found if isinstance(found, list) else [found])]
+        found = common.literal(content)
+        calls = [common.call_from(call) for call in (found if isinstance(found, list) else [found])]
         return Message("assistant", "", tuple(calls))
     if role == "tool":
         name, call_id = (value.get(key) or "" for key in ("name", "tool_call_id"))
         return Message("tool", content, (), (), name, call_id)
-    calls += [shapes.call_from(call) for call in value.get("tool_calls") or []]
+    calls += [common.call_from(call) for call in value.get("tool_calls") or []]
     if value.get("function_call"):
-        calls.append(shapes.call_from(value["function_call"]))
+        calls.append(common.call_from(value["function_call"]))
     weight = value.get("weight", value.get("loss_weight"))  # OpenAI's and LLaMA-Factory's name
     require(weight in (None, 0, 1), f"weight: expected 0 or 1, found {weight!r}")
     return Message(role, content, tuple(calls), trained=weight != 0 or role != "assistant")
@@ -67,7 +67,7 @@ def content_of(value: Any) -> tuple[str, list[ToolCall]]:
     for part in value:
         body, kind = part.get("text", part.get("value")), part.get("type")
         if kind == "tool_call":
-            calls.append(shapes.call_from(body))
+            calls.append(common.call_from(body))
             continue
         require(isinstance(body, str), f"content part {kind!r} is not text")
         text += f"<think>\n{body}\n</think>\n\n" if kind == "reasoning" else body
@@ -76,9 +76,9 @@ def content_of(value: Any) -> tuple[str, list[ToolCall]]:
 
 def fields(row: Json, *known: str) -> Json:
     """What any chat row may have: tools, an id, and as metadata whatever has no other place."""
-    metadata = shapes.rest(row, "tools", "functions", "id", "metadata", *known)
+    metadata = common.rest(row, "tools", "functions", "id", "metadata", *known)
     return {
-        "tools": shapes.tools_from(row.get("tools") or row.get("functions")),
+        "tools": common.tools_from(row.get("tools") or row.get("functions")),
         "id": str(row.get("id") or ""),
         "metadata": (row.get("metadata") or {}) | metadata,
     }
@@ -87,15 +87,15 @@ def fields(row: Json, *known: str) -> Json:
 @Importer(lambda row: "role" in row["messages"][0] and not NOT_OPENAI & set(row))
 def openai(row: Json) -> Dialog:
     common, kind = fields(row, "messages", "task_type"), row.get("task_type") or ""
-    return Dialog(said(row["messages"]), task_type=kind, **common)
+    return Dialog(said(row["messages"]), task_type=kind, **shared_fields)
 
 
 def pair_or_dialog(row: Json, prompt: tuple[Message, ...], answer: Any, *known: str) -> Noun:
-    common = fields(row, "system", *PAIRS[0], *known)
+    shared_fields = fields(row, "system", *PAIRS[0], *known)
     if "chosen" in row:
         chosen, rejected = (said(row[key], "assistant") for key in PAIRS[0])
-        return Preference(prompt, chosen, rejected, **common)
-    return Dialog(prompt + answer, **common)
+        return Preference(prompt, chosen, rejected, **shared_fields)
+    return Dialog(prompt + answer, **shared_fields)
 
 
 @Importer(lambda row: "value" in row["conversations"][0] and not is_hermes(row))
@@ -104,7 +104,7 @@ def sharegpt(row: Json) -> Noun:
         text = turn.get("value", turn.get("content"))
         require(isinstance(text, str), f"turn of {turn.get('from')!r} without text")
     first = [Message("system", row["system"])] if row.get("system") else []
-    prompt = shapes.joined((*first, *map(message, row["conversations"])))
+    prompt = common.joined((*first, *map(message, row["conversations"])))
     return pair_or_dialog(row, prompt, (), "conversations")
 
 
@@ -133,7 +133,7 @@ def is_hermes(row: Json) -> bool:
 @Importer(is_hermes)
 def hermes(row: Json) -> Dialog:
     """Tools, calls and results are text between tags."""
-    common = fields(row, "conversations", "messages")
+    shared_fields = fields(row, "conversations", "messages")
     turns: list[Message] = []
     pending: list[ToolCall] = []
     for turn in said(row.get("conversations") or row["messages"]):
@@ -141,14 +141,14 @@ def hermes(row: Json) -> Dialog:
         if turn.role == "tool" or (turn.role == "user" and "<tool_response>" in text):
             turns += hermes_results(text, pending)
         elif turn.role == "assistant":
-            pending = [shapes.call_from(body.strip()) for body in HERMES_CALL.findall(text)]
+            pending = [common.call_from(body.strip()) for body in HERMES_CALL.findall(text)]
             text = HERMES_CALL.sub("", text)
             require("<tool_call>" not in text, "a <tool_call> is not closed")
             turns.append(Message("assistant", text.strip(), tuple(pending)))
         else:
-            common["tools"] = common["tools"] or hermes_tools(text if turn.role == "system" else "")
+            shared_fields["tools"] = shared_fields["tools"] or hermes_tools(text if turn.role == "system" else "")
             turns.append(turn)
-    return Dialog(tuple(turns), **common)
+    return Dialog(tuple(turns), **shared_fields)
 
 
 def hermes_tools(text: str) -> tuple[ToolSpec, ...]:
@@ -157,9 +157,9 @@ def hermes_tools(text: str) -> tuple[ToolSpec, ...]:
     if not blocks:
         return ()
     try:
-        return shapes.tools_from(shapes.literal(blocks[-1]))
+        return common.tools_from(common.literal(blocks[-1]))
     except ValueError:
-        return shapes.tools_from([line for line in blocks[-1].splitlines() if line.strip()])
+        return common.tools_from([line for line in blocks[-1].splitlines() if line.strip()])
 
 
 def hermes_results(text: str, pending: list[ToolCall]) -> Iterator[Message]:
@@ -172,7 +172,7 @@ def hermes_results(text: str, pending: list[ToolCall]) -> Iterator[Message]:
         name = pending.pop(0).name if pending else ""
         if has("name content")(value):
             name, value = str(value["name"]), value["content"]
-        yield Message("tool", shapes.as_text(value), name=name)
+        yield Message("tool", common.as_text(value), name=name)
 
 
 @Importer(has("system chat"))
@@ -187,12 +187,12 @@ def glaive(row: Json) -> Dialog:
         elif speaker == "ASSISTANT" and "<functioncall>" in text:
             thought, _, body = text.partition("<functioncall>")
             # the arguments are JSON inside single quotes, so the whole is not JSON until unquoted
-            call = shapes.call_from(GLAIVE_ARGUMENTS.sub(r"\1\2\3", body.strip()))
+            call = common.call_from(GLAIVE_ARGUMENTS.sub(r"\1\2\3", body.strip()))
             turns.append(Message("assistant", thought.strip(), (call,)))
             name = call.name
         else:
             turns.append(Message("user" if speaker == "USER" else "assistant", text))
-    return Dialog(shapes.joined(turns), shapes.tools_from(list(objects_in(row["system"]))))
+    return Dialog(common.joined(turns), common.tools_from(list(objects_in(row["system"]))))
 
 
 def objects_in(text: str) -> Iterator[Any]:
@@ -221,8 +221,8 @@ def preference(row: Json) -> Preference:
     complete = prompt and chosen and rejected
     require(complete, "chosen and rejected need a prompt and different continuations")
     scores = {key: row.get(key, row.get(other)) for key, other in SCORES.items()}
-    common = fields(row, "prompt", *SCORES, *SCORES.values(), *PAIRS[0], *PAIRS[1])
-    return Preference(prompt, chosen, rejected, **scores, **common)
+    shared_fields = fields(row, "prompt", *SCORES, *SCORES.values(), *PAIRS[0], *PAIRS[1])
+    return Preference(prompt, chosen, rejected, **scores, **shared_fields)
 
 
 @Importer(lambda row: isinstance(row["label"], bool) and {"messages", "completion"} & set(row))

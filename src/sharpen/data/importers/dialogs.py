@@ -13,9 +13,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from sharpen.data.importers import shapes
+from sharpen.data.importers import common
 from sharpen.data.importers.chat import message, said
-from sharpen.data.importers.shapes import Importer, Tools, has, require
+from sharpen.data.importers.common import Importer, Tools, has, require
 from sharpen.data.reading import Record, read_file, within
 from sharpen.records import read_json
 from sharpen.types import Dialog, Json, Message, Role, Task, ToolCall, ToolSpec
@@ -31,14 +31,14 @@ STEP = re.compile(rf"^[ \t]*({LABELS})[ \t]*\d*[ \t]*:", re.M)
 
 def apibank_tools(path: Path) -> Tools:
     tools = {}
-    for record in read_file(shapes.beside(path, "all_apis.csv", "data/all_apis.csv")):
+    for record in read_file(common.beside(path, "all_apis.csv", "data/all_apis.csv")):
         name, text, signature = itemgetter("类名", "api_info", "input_parameters")(record.value)
         # without a description, the signature `(image: str)` is all there is
         info: Json = {"input_parameters": dict(re.findall(r"(\w+): (\w+)", signature))}
         if "=" in text:
             lines: Any = ast.parse(text).body
             info = {line.targets[0].id: ast.literal_eval(line.value) for line in lines}
-        fields = shapes.parameters(info["input_parameters"])
+        fields = common.parameters(info["input_parameters"])
         tools[name] = ToolSpec(name, info.get("description", ""), fields)
     return tools
 
@@ -65,14 +65,14 @@ def apibank(turns: list[Json], where: str, tools: Tools) -> Dialog:
         used.append(turn["api_name"])
         failed = turn["result"].get("exception")
         answer = {"error": failed} if failed else turn["result"]["output"]
-        messages += shapes.step(ToolCall(turn["api_name"], turn["param_dict"]), answer)
+        messages += common.step(ToolCall(turn["api_name"], turn["param_dict"]), answer)
     stem = Path(where.rsplit(":", 1)[0]).stem
     used += [name for name in stem.split("-") if name in tools]  # whose descriptions were given
-    return Dialog(shapes.joined(messages), shapes.listed(used, tools, "all_apis.csv"), id=stem)
+    return Dialog(common.joined(messages), common.listed(used, tools, "all_apis.csv"), id=stem)
 
 
 def sgd_tools(path: Path) -> dict[str, list[ToolSpec]]:
-    services = read_json(shapes.beside(path, "schema.json"))
+    services = read_json(common.beside(path, "schema.json"))
     return {s["service_name"]: [sgd_tool(s, intent) for intent in s["intents"]] for s in services}
 
 
@@ -100,15 +100,15 @@ def sgd(row: Json, known: dict[str, list[ToolSpec]]) -> Dialog:
             asks += any(a["act"] == "REQUEST" for a in frame["actions"])
             if call := frame.get("service_call"):
                 made = ToolCall(f"{frame['service']}_{call['method']}", call["parameters"])
-                messages += shapes.step(made, frame["service_results"])
+                messages += common.step(made, frame["service_results"])
         messages.append(Message("user" if user else "assistant", turn["utterance"]))
-    tools = chain.from_iterable(shapes.listed(row["services"], known, "schema.json"))
+    tools = chain.from_iterable(common.listed(row["services"], known, "schema.json"))
     metadata = {"services": row["services"], "requests": asks}
-    return Dialog(shapes.joined(messages), tuple(tools), id=row["dialogue_id"], metadata=metadata)
+    return Dialog(common.joined(messages), tuple(tools), id=row["dialogue_id"], metadata=metadata)
 
 
 def star_tools(path: Path) -> Tools:
-    folder = shapes.beside(path, "apis/apis", "apis")
+    folder = common.beside(path, "apis/apis", "apis")
     return {file.stem: star_tool(file.stem, read_json(file)) for file in folder.glob("*.json")}
 
 
@@ -130,11 +130,11 @@ def star_argument(text: Any, spec: ToolSpec, name: str) -> Any:
     if match := re.match(r"(?s)api\.(\w+)\((.*)\)$", text):
         if not match[2]:
             return None
-        value = shapes.literal(f"[{match[2]}]" if match[1] == "is_one_of" else match[2])
+        value = common.literal(f"[{match[2]}]" if match[1] == "is_one_of" else match[2])
         return value if match[1] == "is_equal_to" else {"op": match[1], "value": value}
     field = spec.parameters["properties"].get(name, {"anyOf": [{}]})
     bare = field["anyOf"][0].get("type") == "string" and text[0] not in "\"'"
-    return text if bare else shapes.literal(text)  # codes such as 0314 are written without quotes
+    return text if bare else common.literal(text)  # codes such as 0314 are written without quotes
 
 
 @Importer(has("Events Scenario"), "dialog", star_tools)
@@ -157,17 +157,17 @@ def star(row: Json, known: Tools) -> Dialog:
             messages.append(Message("assistant", "", (ToolCall(name, given),)))
         elif did[0] == "KnowledgeBase":
             answer = {"item": event.get("Item"), "total": event["TotalItems"]}
-            messages.append(Message("tool", shapes.as_text(answer), name=event["APIName"]))
+            messages.append(Message("tool", common.as_text(answer), name=event["APIName"]))
     require(any(m.role == "assistant" for m in messages), "the wizard never speaks")
     scenario = {k: row["Scenario"].get(k) for k in ("Happy", "MultiTask", "UserTask", "WizardTask")}
     metadata = {"completion": row["CompletionLevel"], **scenario}
-    tools = shapes.listed(names, known, "apis/")
-    return Dialog(shapes.joined(messages), tools, id=str(row["DialogueID"]), metadata=metadata)
+    tools = common.listed(names, known, "apis/")
+    return Dialog(common.joined(messages), tools, id=str(row["DialogueID"]), metadata=metadata)
 
 
 @Importer(has("user_id actions outputs"))
 def tau_tasks(row: Json) -> Task:
-    gold = {"actions": shapes.gold_calls(row["actions"]), "outputs": row["outputs"]}
+    gold = {"actions": common.gold_calls(row["actions"]), "outputs": row["outputs"]}
     metadata = {"user_id": row["user_id"], "simulated_user": True}
     return Task("", row["instruction"], (), gold, "tau", metadata=metadata)
 
@@ -178,8 +178,8 @@ def tau_runs(row: Json) -> Dialog:
     display = "the text prints calls as None: import the JSON runs instead"
     require("messages_display" not in row, display)
     run_id, metadata = f"{row['task_id']}-{row.get('trial', 0)}", ("task_id", "trial", "reward")
-    tools = shapes.tools_from(row.get("tools"))
-    return Dialog(said(row["traj"]), tools, id=run_id, metadata=shapes.picked(row, *metadata))
+    tools = common.tools_from(row.get("tools"))
+    return Dialog(said(row["traj"]), tools, id=run_id, metadata=common.picked(row, *metadata))
 
 
 def policy(path: Path) -> tuple[Message, ...]:
@@ -259,7 +259,7 @@ def react_actions(steps: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
         plain = follows == "Action Input" and re.fullmatch(r"[\w .-]+", text)
         require(plain, f"an action that cannot be read: {text[:60]!r}")
         try:
-            value = shapes.literal(given)
+            value = common.literal(given)
         except ValueError:
             value = given
         yield text, value if isinstance(value, dict) else given
@@ -297,5 +297,5 @@ def react(row: Json) -> Dialog:
             arguments = value if isinstance(value, dict) else {known[0]: value}
             messages.append(Message("assistant", "", (ToolCall(name, arguments),)))
     tools.pop("Finish", None)
-    metadata = shapes.rest(row, "text", "prompt", "header")
-    return Dialog(shapes.joined(messages), tuple(tools.values()), metadata=metadata)
+    metadata = common.rest(row, "text", "prompt", "header")
+    return Dialog(common.joined(messages), tuple(tools.values()), metadata=metadata)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.data.check import Noun
-from sharpen.data.importers import shapes
+from sharpen.data.importers import common
 from sharpen.data.importers.chat import said
-from sharpen.data.importers.shapes import Importer, Tools, has, require, task, tools_from
+from sharpen.data.importers.common import Importer, Tools, has, require, task, tools_from
 from sharpen.data.reading import read_file, within
 from sharpen.rewards.graphs import read_plan
 from sharpen.types import Dialog, Json, Message, Preference, SharpenError, Task, ToolSpec
@@ -28,7 +28,7 @@ GORILLA_REQUEST = re.compile(
 )
 DECISIONS = {"direct": "answer", "tool_call": "call"}
 DECISIONS |= {"request_for_info": "ask", "cannot_answer": "decline"}
-TASKBENCH_TOOLS = shapes.catalogue("tool_desc.json", "data/ultratool/tool_desc.json")
+TASKBENCH_TOOLS = common.catalogue("tool_desc.json", "data/ultratool/tool_desc.json")
 
 
 def bfcl_answers(path: Path) -> Json:
@@ -52,11 +52,11 @@ def bfcl_gold(row: Json, answers: Json) -> tuple[str, Json]:
         return none if "irrelevance" in row["id"] else some
     truth = answers[row["id"]]
     if isinstance(truth, str):
-        return "rest", {"response": shapes.literal(truth)}
+        return "rest", {"response": common.literal(truth)}
     if "involved_classes" in row:
-        return "multi_turn", {"turns": [shapes.gold_calls(turn) for turn in truth]}
+        return "multi_turn", {"turns": [common.gold_calls(turn) for turn in truth]}
     if all(isinstance(call, str) for call in truth):
-        return "calls", {"calls": shapes.gold_calls(truth)}
+        return "calls", {"calls": common.gold_calls(truth)}
     calls = [{"name": n, "arguments": a} for call in truth for n, a in call.items()]
     return "calls", {"calls": calls, "match": "allowed"}
 
@@ -67,21 +67,21 @@ def bfcl(row: Json, answers: Json) -> Task:
     kind, gold = bfcl_gold(row, answers)
     *context, request = said(turns[0])
     require(request.role == "user", "the question does not end with the user")
-    metadata = shapes.rest(row, "id", "question", "function")
+    metadata = common.rest(row, "id", "question", "function")
     metadata |= {"turns": turns[1:]} if len(turns) > 1 else {}
     metadata |= {"category": row["id"].rsplit("_", 1)[0]}
     tools = tools_from(row.get("function"))
     return Task(row["id"], request.content, tools, gold, kind, "", tuple(context), metadata)
 
 
-@Importer(has("query calling"), "dev|test|train", shapes.catalogue("tool.jsonl"))
+@Importer(has("query calling"), "dev|test|train", common.catalogue("tool.jsonl"))
 def sealtools(row: Json, tools: Tools) -> Task:
     made = [(c["api"], c["parameters"], c.get("responses", [])) for c in row["calling"]]
     calls = [{"name": name, "arguments": given, "responses": out} for name, given, out in made]
-    right = shapes.listed((call["name"] for call in calls), tools, "tool.jsonl")
+    right = common.listed((call["name"] for call in calls), tools, "tool.jsonl")
     levels = {"easy": "easy", "difficult": "hard"}
     level = next((levels[word] for word in levels if word in row["id"]), "")
-    offered = shapes.candidates(right, tools, row["id"])
+    offered = common.candidates(right, tools, row["id"])
     return Task(row["id"], row["query"], offered, {"calls": calls}, "calls", level)
 
 
@@ -89,7 +89,7 @@ def nestful_tools(path: Path) -> dict[str, list[ToolSpec]]:
     """By name; the specification file lists some names more than once."""
     found = defaultdict(list)
     places = (path.name.replace("-data", "-spec"), "non-executable-glaive-spec.json")
-    for tool in shapes.read_tools(path, *places):
+    for tool in common.read_tools(path, *places):
         found[tool.name].append(tool)
     return dict(found)
 
@@ -107,14 +107,14 @@ def nestful(row: Json, known: dict[str, list[ToolSpec]]) -> Task:
     listed = [call for call in calls if call["name"] in known]
     right = {call["name"]: best(known[call["name"]], call["arguments"]) for call in listed}
     tools = {name: options[0] for name, options in known.items()} | right
-    offered = shapes.candidates(right.values(), tools, row["input"])
+    offered = common.candidates(right.values(), tools, row["input"])
     return Task("", row["input"], offered, {"calls": calls, "result": result}, "calls")
 
 
-@Importer(has("Query Tool"), "query|clean", shapes.catalogue("plugin_des.json"))
+@Importer(has("Query Tool"), "query|clean", common.catalogue("plugin_des.json"))
 def metatool(row: Json, tools: Tools) -> Task:
-    right = shapes.listed([row["Tool"]], tools, "plugin_des.json")
-    offered = shapes.candidates(right, tools, row["Query"])
+    right = common.listed([row["Tool"]], tools, "plugin_des.json")
+    offered = common.candidates(right, tools, row["Query"])
     return Task("", row["Query"], offered, {"tools": [row["Tool"]]}, "selection")
 
 
@@ -137,7 +137,7 @@ def api_name(tool: str, api: str) -> str:
 def toolbench_tool(api: Json) -> ToolSpec:
     required, optional = (api.get(f"{k}_parameters") or [] for k in ("required", "optional"))
     fields = {p["name"]: p for p in (*required, *optional)}
-    shape = {"type": "object"} | shapes.properties(fields, [p["name"] for p in required])
+    shape = {"type": "object"} | common.properties(fields, [p["name"] for p in required])
     text = (api.get("api_description") or "").strip()
     return ToolSpec(api_name(api["tool_name"], api["api_name"]), text, shape)
 
@@ -160,8 +160,8 @@ def alpaca_cases(api: Json) -> list[Json]:
 
 def alpaca_tool(name: str, text: str) -> ToolSpec:
     match = ALPACA_FIELDS.search(text)
-    fields = shapes.literal(match[1]) if match else {}
-    return ToolSpec(name, text.split("\nParameters:")[0].strip(), shapes.parameters(fields))
+    fields = common.literal(match[1]) if match else {}
+    return ToolSpec(name, text.split("\nParameters:")[0].strip(), common.parameters(fields))
 
 
 @Importer(has("api case"), split=within(alpaca_cases), placed=True)
@@ -173,13 +173,13 @@ def toolalpaca(row: Json, where: str) -> Noun:
     if not isinstance(case, dict):
         request, answers = case
         steps = [{"name": a["Action"], "arguments": a["Action_Input"]} for a in answers]
-        gold = {"calls": shapes.gold_calls(steps)}
+        gold = {"calls": common.gold_calls(steps)}
         return Task(row_id, request, tools, gold, "calls", metadata=metadata)
     turns = [Message("user", case["input"])]
     for (name, given, log), observation in case["intermediate_steps"]:
         thought = log.split("\nASSISTANT Action:")[0].split("\nAction:")[0].strip()
-        call = shapes.call_from({"name": name, "arguments": given})
-        turns += shapes.step(call, observation, thought)
+        call = common.call_from({"name": name, "arguments": given})
+        turns += common.step(call, observation, thought)
     turns.append(Message("assistant", case["output"]))
     return Dialog(tuple(turns), tools, id=row_id, metadata=metadata)
 
@@ -217,13 +217,13 @@ def worfbench(row: Json) -> Task:
 
 def part(row: Json, name: str) -> Any:
     value = row.get(f"task_{name}", row.get(f"tool_{name}", []))
-    return shapes.literal(value) if isinstance(value, str) else value
+    return common.literal(value) if isinstance(value, str) else value
 
 
 @Importer(has("task_nodes|tool_nodes"), r"jsonl?$", TASKBENCH_TOOLS)
 def taskbench(row: Json, tools: Tools) -> Task:
     nodes, names = part(row, "nodes"), [node["task"] for node in part(row, "nodes")]
-    right = shapes.listed(names, tools, "tool_desc.json")
+    right = common.listed(names, tools, "tool_desc.json")
     links = [(link["source"], link["target"]) for link in part(row, "links")]
     edges = [[str(names.index(name) + 1) for name in link] for link in links]
     if links == list(pairwise(names)):  # a chain, which may use a tool twice
@@ -233,7 +233,7 @@ def taskbench(row: Json, tools: Tools) -> Task:
         given = {"arguments": node["arguments"]} if node.get("arguments") else {}
         steps.append({"id": str(number), "tool": node["task"], **given})
     request = (row.get("user_request") or row["instruction"]).strip()
-    offered = shapes.candidates(right, tools, str(row["id"]))
+    offered = common.candidates(right, tools, str(row["id"]))
     gold = {"nodes": steps, "edges": edges}
     extra = {"steps": part(row, "steps"), "type": row.get("type", "")}
     return task("planning", request, gold, id=row["id"], tools=offered, **extra)
@@ -304,13 +304,13 @@ def hotpotqa(row: Json) -> Task:
 
 @Importer(lambda row: set(row) - {"branch"} == {"id", "question", "answer"})
 def llmcompiler(row: Json) -> Task:
-    gold, extra = {"answers": [str(row["answer"])]}, shapes.picked(row, "branch")
+    gold, extra = {"answers": [str(row["answer"])]}, common.picked(row, "branch")
     return task("qa", row["question"].strip(), gold, id=row["id"], **extra)
 
 
 @Importer(has("prompt expected_number"))
 def longeval(row: Json) -> Task:
-    extra = shapes.picked(row, "num_lines", "token_size", "random_idx")
+    extra = common.picked(row, "num_lines", "token_size", "random_idx")
     return task("retrieval", row["prompt"], {"answers": [str(row["expected_number"])]}, **extra)
 
 
@@ -340,5 +340,5 @@ def when2call(row: Json) -> Noun:
         return Preference(said(row["messages"]), *pair, tools=tools)
     right = row["correct_answer"]
     gold = {"decision": DECISIONS[right], "answer": row["answers"][right]}
-    metadata = shapes.rest(row, "question", "tools", "uuid")
+    metadata = common.rest(row, "question", "tools", "uuid")
     return Task(str(row.get("uuid", "")), row["question"], tools, gold, "timing", metadata=metadata)

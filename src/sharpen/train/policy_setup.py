@@ -44,7 +44,7 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class PolicySetup:
     model: Any  # trainable
     renderer: Renderer
     reference: Reference
@@ -57,7 +57,7 @@ class Start:
 
 def start_policy(
     config: RunConfig, renderer: Renderer | None = None, reference: str | None = ""
-) -> Start:
+) -> PolicySetup:
     """`config.base_model` (a folder, a run folder, an adapter, a name) ready to be trained.
     `reference` names another model to be held against; None: nothing asks for one."""
     tokenizer = load_tokenizer(config.base_model, config.trust_remote_code)
@@ -76,7 +76,7 @@ def start_policy(
         check_alike(model, frozen, tokenizer, load_tokenizer(reference), reference)
     elif reference is not None and config.full:
         frozen = copy.deepcopy(model)
-    return Start(make_trainable(model, config), renderer, Reference(frozen), merged)
+    return PolicySetup(make_trainable(model, config), renderer, Reference(frozen), merged)
 
 
 def check_alike(model: Any, other: Any, tokenizer: Any, others: Any, name: str) -> None:

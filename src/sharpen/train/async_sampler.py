@@ -17,14 +17,14 @@ import torch
 
 from sharpen.policy.local import LocalPolicy
 from sharpen.train.config import GRPOConfig
-from sharpen.train.experience import Group
 from sharpen.train.learner import Learner
 from sharpen.train.practice import Practice
+from sharpen.train.rl_data import Group
 from sharpen.types import Json
 
 
-class Ahead:
-    """`with Ahead(…) as ahead: groups, row = ahead.take(step, state)`, then `ahead.publish(step)`
+class AsyncSampler:
+    """`with AsyncSampler(…) as ahead: groups, row = ahead.take(step, state)`, then `ahead.publish(step)`
     once the weights have changed."""
 
     def __init__(self, practice: Practice, learner: Learner, config: GRPOConfig, state: Json):
@@ -35,11 +35,11 @@ class Ahead:
         self.practice = copy.copy(practice)
         renderer = practice.policy.renderer
         self.practice.policy = LocalPolicy(self.model, renderer, config.rollout_rows)
-        self.waiting: queue.Queue[Any] = queue.Queue(config.ahead)
+        self.waiting: queue.Queue[Any] = queue.Queue(config.async_steps)
         self.ended, self.lock = threading.Event(), threading.Lock()
         self.thread = threading.Thread(target=self.run, name="ahead", daemon=True)
 
-    def __enter__(self) -> Ahead:
+    def __enter__(self) -> AsyncSampler:
         print("ahead: samples are taken while the learner steps; no two runs are the same")
         self.publish(self.learner.steps_done // self.config.updates)
         self.thread.start()
@@ -64,7 +64,7 @@ class Ahead:
                     step = self.step
                     for name, parameter in self.own.items():
                         parameter.copy_(self.fresh[name])
-                groups, row = self.practice.gather(self.state, self.config.refills or 0)
+                groups, row = self.practice.gather(self.state, self.config.refill_rounds or 0)
                 found = step, groups, row, {**self.state}
             except BaseException as error:  # for the learner's thread to raise
                 found = error

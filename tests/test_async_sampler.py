@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from guessing import accuracy, metrics, tasks
-from sharpen.train.ahead import Ahead
-from sharpen.train.experience import Group
+from sharpen.train.async_sampler import AsyncSampler
 from sharpen.train.grpo import GRPOTrainer
+from sharpen.train.rl_data import Group
 from sharpen.types import SharpenError, StopReason, Task, Trajectory
 from test_grpo import code, config
 
 pytestmark = pytest.mark.usefixtures("without_reports")
 
 
-def prepared(guesser, tmp_path, **more) -> tuple[GRPOTrainer, Ahead]:
-    trainer = GRPOTrainer(config(guesser, tasks(tmp_path), ahead=1, **more), tmp_path / "run")
+def prepared(guesser, tmp_path, **more) -> tuple[GRPOTrainer, AsyncSampler]:
+    trainer = GRPOTrainer(config(guesser, tasks(tmp_path), async_steps=1, **more), tmp_path / "run")
     learner = trainer.prepare()
     state = trainer.practice.first_state()
-    return trainer, Ahead(trainer.practice, learner, trainer.config, state)
+    return trainer, AsyncSampler(trainer.practice, learner, trainer.config, state)
 
 
 def test_the_base_is_shared_and_the_adapter_copied(guesser, tmp_path):
@@ -38,7 +38,7 @@ def test_old_samples_are_dropped_and_counted(guesser, tmp_path):
     entered, go, seen = threading.Semaphore(0), threading.Semaphore(0), []
     samples = [Trajectory("t", (), StopReason.ANSWERED)] * 3
 
-    def gather(state, refills):
+    def gather(state, refill_rounds):
         entered.release()
         go.acquire()
         seen.append(float(next(iter(ahead.own.values())).sum()))
@@ -67,10 +67,10 @@ def test_old_samples_are_dropped_and_counted(guesser, tmp_path):
 
 def test_what_fails_in_the_thread_fails_the_run(guesser, tmp_path):
     reward = code(tmp_path, "def score(task, made):\n    return float('nan')\n")
-    settings = config(guesser, tasks(tmp_path), reward=reward, ahead=1)
+    settings = config(guesser, tasks(tmp_path), reward=reward, async_steps=1)
     with pytest.raises(SharpenError, match="no sample of the step could be scored"):
         GRPOTrainer(settings, tmp_path / "run").train()
-    settings = config(guesser, tasks(tmp_path), env=code(tmp_path, BROKEN, "Broken"), ahead=1)
+    settings = config(guesser, tasks(tmp_path), env=code(tmp_path, BROKEN, "Broken"), async_steps=1)
     with pytest.raises(SharpenError, match="task n: wrong"):
         GRPOTrainer(settings, tmp_path / "other").train()
     assert not [t for t in threading.enumerate() if t.name == "ahead"]
@@ -91,8 +91,8 @@ class Broken:
 @pytest.mark.slow
 def test_it_learns_and_goes_on(guesser, tmp_path):
     """Stopped and continued, with samples of weights that are a step or two old."""
-    more = {"tasks_per_step": 8, "group_size": 8, "updates_per_step": 2, "patience_flat": 99}
-    settings = config(guesser, tasks(tmp_path), ahead=1, max_steps=40, **more)
+    more = {"tasks_per_step": 8, "group_size": 8, "updates_per_step": 2, "max_flat_steps": 99}
+    settings = config(guesser, tasks(tmp_path), async_steps=1, max_steps=40, **more)
     trainer = GRPOTrainer(settings, tmp_path / "run")
     update = trainer.update
 

@@ -56,12 +56,12 @@ def flat(rewards: np.ndarray) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class GroupScorer:
     """A reward with what else decides whether a sample is trained on: why it ended, and its
     length. `shape` is added to a score for training and not reported as reward."""
 
     reward: Reward
-    drop_stops: Sequence[StopReason] = ()
+    excluded_stops: Sequence[StopReason] = ()
     max_length: int = 0  # of an episode; 0: any
     workers: int = 1
     shape: Shape | None = None
@@ -85,7 +85,7 @@ class Judge:
         """The score, or why there is none."""
         last = trajectory.turns[-1] if trajectory.turns else Turn(Message("assistant"))
         length, limit = len(last.prompt_ids) + len(last.ids), self.max_length
-        if trajectory.stop in (*UNTRUE, *self.drop_stops):
+        if trajectory.stop in (*UNTRUE, *self.excluded_stops):
             told = trajectory.metadata.get("error") or last.error or "not to be trained on"
             return f"{trajectory.stop.value}: {told}"[:300]
         if not any(turn.ids for turn in trajectory.turns):

@@ -17,9 +17,9 @@ from typing import Any
 
 from sharpen.config import read_yaml
 from sharpen.data.generate import build
+from sharpen.data.generate.dialog_draft import frames, parts
 from sharpen.data.generate.plans import value_at, written
 from sharpen.data.generate.samples import replies
-from sharpen.data.generate.scene import frames, parts
 from sharpen.records import sha256_file
 from sharpen.rows import dialog_to_row, task_to_row, tool_to_wire
 from sharpen.tools import ToolResult, check_call, load_tools, recursive_ref

@@ -77,7 +77,7 @@ def split_categories(categories: Sequence[str]) -> dict[str, Family]:
     return {name: found.get(name, "train") for name in categories}
 
 
-class Shelf:
+class ToolPool:
     """The tools of one split, in an order that belongs to the seed."""
 
     def __init__(self, world: World, split: Family, seed: int):
@@ -123,20 +123,20 @@ def touches(tool: Tool) -> set[str]:
     return {*own, *tool.takes.values(), *tool.yields.values()} - {""}
 
 
-class Fruitless(Exception):
+class DrawFailed(Exception):
     """A draw that leads nowhere; the next one may."""
 
 
-def must(found: Found | None) -> Found:
+def require_draw(found: Found | None) -> Found:
     """What was found; nothing is fruitless."""
     if not found:
-        raise Fruitless
+        raise DrawFailed
     return found
 
 
 @dataclass(slots=True)
-class Scene:
-    shelf: Shelf
+class DialogDraft:
+    shelf: ToolPool
     episode: Episode
     rng: random.Random
     kind: Kind
@@ -171,7 +171,9 @@ class Scene:
 
     def sample(self, phrase: str, outcome: str = "ok") -> ToolCall:
         """A call of the tool with what the phrase speaks of, that has this outcome."""
-        return must(self.episode.sample(self.tool, self.rng, using(self.tool, phrase), outcome))
+        return require_draw(
+            self.episode.sample(self.tool, self.rng, using(self.tool, phrase), outcome)
+        )
 
     def request(self, phrase: str, outcome: str = "ok") -> ToolCall:
         """The user asks for such a call."""
@@ -186,7 +188,7 @@ class Scene:
         meant = [replace(call, id=f"call_{number + i}") for i, call in enumerate(calls, 1)]
         made, at = [*meant], self.mistaken - number
         if 0 <= at < len(made):
-            made[at] = must(mistake(made[at], self.episode, self.rng))
+            made[at] = require_draw(mistake(made[at], self.episode, self.rng))
         self.messages.append(Message("assistant", content, tuple(made), trained=made == meant))
         for call, right in zip(made, meant, strict=True):
             result = self.episode.call(call)
@@ -216,4 +218,4 @@ def using(tool: Tool, phrase: str) -> list[str]:
 
 def lacking(tool: Tool, phrase: str) -> list[str]:
     """What the tool requires and a phrase leaves out."""
-    return must([name for name in tool.required if name not in slots(phrase)])
+    return require_draw([name for name in tool.required if name not in slots(phrase)])

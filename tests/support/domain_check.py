@@ -1,4 +1,4 @@
-"""Check domain files: `python tests/domain_check.py FILE…` prints every problem at once, and one
+"""Check domain files: `python tests/support/domain_check.py FILE…` prints every problem at once, and one
 executed call per tool. A file without problems is fit for the data builder."""
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def show(path: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     if not arguments:
-        print("usage: python tests/domain_check.py FILE…", file=sys.stderr)
+        print("usage: python tests/support/domain_check.py FILE…", file=sys.stderr)
         return 2
     problems = 0
     paths = [Path(a) for a in arguments]

@@ -6,8 +6,15 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
+from sharpen.data.generate.dialog_draft import (
+    DialogDraft,
+    DrawFailed,
+    frames,
+    lacking,
+    require_draw,
+    using,
+)
 from sharpen.data.generate.plans import ask_for, find_steps, plan_to_gold, written
-from sharpen.data.generate.scene import Fruitless, Scene, frames, lacking, must, using
 from sharpen.types import ToolCall
 from sharpen.world.domain import Tool
 from sharpen.world.episode import FAULTS, outcome_of
@@ -18,7 +25,7 @@ LONGEST = 4400  # characters of everything but the tools: about 1,300 tokens
 QUIET, LONGER = 0.6, 0.2  # shares: of dialogs about nothing to do, and of one more turn
 
 
-class Play(Scene):
+class Scenario(DialogDraft):
     """First the main requests of dialogs, then how a dialog goes on, then tasks."""
 
     def single(self) -> None:
@@ -27,11 +34,11 @@ class Play(Scene):
     def refused(self) -> None:
         """The state forbids it: the assistant says so and does not try again."""
         for outcome in self.rng.sample(["conflict", "permission", "empty"], 3):
-            with suppress(Fruitless):
+            with suppress(DrawFailed):
                 result = self.perform(self.request(self.text, outcome))
                 self.say(f"I could not do that: {result.get('message', 'nothing matches that')}.")
                 return
-        raise Fruitless
+        raise DrawFailed
 
     def recovery(self) -> None:
         """The key is wrong: the assistant looks the right ones up, asks, and goes on."""
@@ -39,11 +46,11 @@ class Play(Scene):
         key = next((n for n in tool.takes if n in tool.required and not tool.params[n].many), "")
         entity = tool.takes.get(key, "")
         finders = [(t, path) for t in self.domain.tools.values() if (path := listing(t, entity))]
-        finder, path = self.rng.choice(must(finders))
+        finder, path = self.rng.choice(require_draw(finders))
         listed = self.episode.fork().call(ToolCall(finder.name))
         right = [row[key] for row in listed.get(path, ()) if key in row]
         calls = [replace(wrong, arguments=wrong.arguments | {key: value}) for value in right]
-        good = must([c for c in calls if outcome_of(self.episode.fork().call(c)) == "ok"])
+        good = require_draw([c for c in calls if outcome_of(self.episode.fork().call(c)) == "ok"])
         named = f"{self.domain.entities[entity].noun} {wrong.arguments[key]}"
         self.perform(wrong)
         self.perform(ToolCall(finder.name), content=f"There is no {named}; I look for it.")
@@ -65,7 +72,7 @@ class Play(Scene):
 
     def missing(self) -> None:
         """Something is left out: the assistant asks, the user tells, the call follows."""
-        tool, vague = self.tool, must(self.tool.operation.vague)
+        tool, vague = self.tool, require_draw(self.tool.operation.vague)
         call, names = self.request(vague), lacking(tool, vague)
         self.say(" ".join(missing_question(tool, name) for name in names))
         frame = self.frame("given") if len(names) == 1 else frames(self.shelf.split)["given"][0]
@@ -112,17 +119,17 @@ class Play(Scene):
             turn = self.rng.choice(turns)
             try:
                 turn()
-            except Fruitless:
+            except DrawFailed:
                 turns[0]()
         if not FEWEST <= len(said) <= MOST or sum(len(m.content) for m in said) > LONGEST:
-            raise Fruitless
+            raise DrawFailed
 
     def another(self) -> None:
         for tool in self.unused():
             self.tool, self.text = tool, self.rng.choice(tool.operation.ask)
-            with suppress(Fruitless):
+            with suppress(DrawFailed):
                 return self.single()
-        raise Fruitless
+        raise DrawFailed
 
     def unused(self) -> list[Tool]:
         """A few tools of the category that did not occur yet."""
@@ -136,7 +143,7 @@ class Play(Scene):
             self.tool = self.rng.choice(self.barred)
             self.text = self.rng.choice(self.tool.operation.ask)
             return self.no_suitable()
-        self.tool = must(self.unused())[0]
+        self.tool = require_draw(self.unused())[0]
         self.explain()
 
     def recall(self) -> None:
@@ -144,7 +151,7 @@ class Play(Scene):
         tool, result = self.last or (self.tool, {})
         about = {n: p.get("description", "") for n, p in tool.outputs()["properties"].items()}
         values = {n: value for n, value in result.items() if type(value) in (str, int, float)}
-        found = must([(about[n], value) for n, value in values.items() if about.get(n)])
+        found = require_draw([(about[n], value) for n, value in values.items() if about.get(n)])
         name, value = self.rng.choice(found)
         name = name[:1].lower() + name[1:]
         self.user(self.frame("recall").format(about=name))
@@ -178,7 +185,7 @@ class Play(Scene):
             hidden = self.frame("someone").format(noun=self.domain.entities[tool.takes[name]].noun)
             goal = tool.operation.goal.replace(f"{{{name}}}", hidden)
             phrase = self.frame("one").replace("{goal}", goal)
-        self.request(must(phrase))
+        self.request(require_draw(phrase))
         self.gold = {"decision": "ask", "tools": [tool.name], "missing": lacking(tool, phrase)}
 
     def answered(self) -> None:
