@@ -33,7 +33,14 @@ from sharpen.rewards.trajectory import (
 from sharpen.rows import task_from_row, tool_to_wire
 from sharpen.types import Message, StopReason, Task, ToolCall, ToolSpec, Trajectory, Turn
 from sharpen.world.episode import DOMAINS, World
-from sharpen.world.gold import Outcome, CallExecutor, gold_calls, gold_outcome, gold_trajectory, start
+from sharpen.world.gold import (
+    CallExecutor,
+    Outcome,
+    gold_calls,
+    gold_outcome,
+    gold_trajectory,
+    start,
+)
 
 NAMES = ("calendar_meetings", "finance_accounts", "home_lighting", "travel_flights")
 FLOOR = -1.0

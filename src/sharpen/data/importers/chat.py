@@ -86,7 +86,8 @@ def fields(row: Json, *known: str) -> Json:
 
 @Importer(lambda row: "role" in row["messages"][0] and not NOT_OPENAI & set(row))
 def openai(row: Json) -> Dialog:
-    common, kind = fields(row, "messages", "task_type"), row.get("task_type") or ""
+    shared_fields = fields(row, "messages", "task_type")
+    kind = row.get("task_type") or ""
     return Dialog(said(row["messages"]), task_type=kind, **shared_fields)
 
 
@@ -146,7 +147,9 @@ def hermes(row: Json) -> Dialog:
             require("<tool_call>" not in text, "a <tool_call> is not closed")
             turns.append(Message("assistant", text.strip(), tuple(pending)))
         else:
-            shared_fields["tools"] = shared_fields["tools"] or hermes_tools(text if turn.role == "system" else "")
+            shared_fields["tools"] = shared_fields["tools"] or hermes_tools(
+                text if turn.role == "system" else ""
+            )
             turns.append(turn)
     return Dialog(tuple(turns), **shared_fields)
 
