@@ -22,7 +22,7 @@ from sharpen.config import Config, ConfigError, load_yaml, parse_config
 from sharpen.rewards.compose import RewardConfig
 from sharpen.rows import dialog_from_row, dialog_to_row, task_to_row
 from sharpen.train.config import AgentSFTConfig, DPOConfig, GRPOConfig, PPOConfig
-from sharpen.types import Json, Sampling, SharpenError
+from sharpen.types import Json, SharpenError
 
 DONE = "done.json"
 Say = Callable[[str], None]
@@ -58,8 +58,8 @@ class RenderStage(StageConfig):
 
 
 class EvaluateStage(StageConfig):
-    """Let the model do tasks and measure it: by its calls in one answer, or by any `reward` (a
-    name, `file.py:function`, or a block) in any `env` (`toolworld` or `file.py:Class`)."""
+    """Let the model do tasks and measure it: each task by its kind, or by any `reward` (a name,
+    `file.py:function`, or a block) in any `env` (`toolworld` or `file.py:Class`)."""
 
     stage: Literal["evaluate"]
     model: str
@@ -69,7 +69,7 @@ class EvaluateStage(StageConfig):
     template: str = "auto"
     reward: str | RewardConfig = ""
     env: str = ""
-    max_turns: int = Field(8, ge=1)
+    max_turns: int = Field(0, ge=0)  # 0: each task's own limit, by its kind
 
 
 class SftStage(StageConfig):
@@ -274,28 +274,31 @@ def figures_of(trainer: Any) -> Json:
 
 
 def run_evaluate(stage: EvaluateStage, context: Context) -> Json:
-    from dataclasses import asdict
+    from dataclasses import replace
 
     from sharpen.data.sources import read_tasks
-    from sharpen.evals.evaluator import evaluate
+    from sharpen.evals.benchmarks import tasks_suite
+    from sharpen.evals.evaluator import AgentTrainingEvaluator, EvaluateOptions
+    from sharpen.evals.intervals import Figure
+    from sharpen.kinds import environment_by_name
     from sharpen.models.load import ModelConfig
     from sharpen.policy.local import LocalPolicy
-    from sharpen.rewards.calls import CallReward
     from sharpen.rewards.compose import build_reward
-    from sharpen.rollout import find_environment
 
-    tasks = list(read_tasks(context.source(stage.tasks)))
+    suite = tasks_suite(stage.tasks, list(read_tasks(context.source(stage.tasks))))
+    suite = replace(
+        suite, make_environment=environment_by_name(stage.env), max_turns=stage.max_turns
+    )
+    if stage.reward:
+        suite = replace(suite, reward=build_reward(stage.reward), metrics=("reward", "accuracy"))
     model = ModelConfig(base_model=context.source(stage.model))
     policy = LocalPolicy.load(model, stage.template, stage.batch_size)
-    sampling = Sampling(max_tokens=stage.max_tokens)
-    reward = build_reward(stage.reward) if stage.reward else CallReward()
-    title, make = f"  {stage_name(stage)}", find_environment(stage.env)
-    outcome = evaluate(policy, tasks, reward, sampling, title, make, stage.max_turns)
-    records.write_jsonl(context.folder / "records.jsonl", outcome.records)
-    for metric in outcome.figures:
-        if metric not in ("tokens", "value") or stage.reward:
-            context.say(f"  {metric}: {outcome.figures[metric]}")
-    return {metric: asdict(value) for metric, value in outcome.figures.items()}
+    options = EvaluateOptions(general=False, max_tokens=stage.max_tokens)
+    evaluator = AgentTrainingEvaluator(suite, context.folder, options=options)
+    figures = evaluator.evaluate(policy)
+    for name, figure in figures.items():
+        context.say(f"  {name}: {Figure(**figure)}")
+    return figures
 
 
 STAGES: dict[str, Callable[[Any, Context], Json]] = {"pull": run_pull, "starter": run_starter}

@@ -1,152 +1,178 @@
-"""A policy walks tasks through environments, many at a time, and leaves trajectories.
+"""Rollouts: a policy plays tasks in their environments, many at a time.
 
-What goes wrong is a `StopReason`: an environment that raises or hangs ends its own episode and no
-other. An environment with `inline = True` is quick and in memory; others work in threads.
+`rollout` returns one `Trajectory` per task. Training, evaluation, pair sampling and self-play call
+it through `scored_rollout`. Whatever goes wrong in an episode becomes the `StopReason` of that
+episode: an environment that raises or hangs ends its own episode and no other.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sharpen import types
-from sharpen.config import ConfigError, raised
-from sharpen.tools import call_with_limit, load_object
-from sharpen.types import Dialog, Message, Sampling, StopReason, Task, TokenPolicy, Trajectory, Turn
+from sharpen.config import raised
+from sharpen.kinds import kind_of
+from sharpen.tools import call_with_limit
+from sharpen.types import (
+    Dialog,
+    MakeEnvironment,
+    Message,
+    Policy,
+    RowError,
+    Sampled,
+    Sampling,
+    SharpenError,
+    StopReason,
+    Task,
+    TokenPolicy,
+    Trajectory,
+    Turn,
+)
 
-ENVIRONMENTS = {
-    "toolworld": ("sharpen.envs.toolworld", "ToolWorld"),
-    "python": ("sharpen.envs.python", "PythonTools"),
-    "math": ("sharpen.envs.math", "Mathematics"),
-    "code": ("sharpen.envs.code", "Programming"),
-    "sql": ("sharpen.envs.sql", "SQL"),
-    "auto": ("sharpen.envs.auto", "Auto"),  # by the task
-}
-MakeEnvironment = Callable[[], types.Environment]
-THREADS = 64  # environments at work at once, of those that are not `inline`
-
-
-class OneTurn:
-    """No world: the first answer ends the episode."""
-
-    inline = True
-
-    def reset(self, task: Task) -> Dialog:
-        return Dialog(task.messages, task.tools, task.id, task.kind)
-
-    def step(self, message: Message) -> tuple[tuple[Message, ...], StopReason | None]:
-        return (), StopReason.ANSWERED
-
-
-def find_environment(name: str) -> MakeEnvironment:
-    """An environment by name, or a user's own class as `file.py:Class`; none is a single turn."""
-    if not name:
-        return OneTurn
-    if name in ENVIRONMENTS:
-        import importlib
-
-        module, attribute = ENVIRONMENTS[name]
-        return getattr(importlib.import_module(module), attribute)
-    if ".py:" not in name:
-        raise ConfigError(f"env {name!r}: expected {', '.join(ENVIRONMENTS)} or file.py:Class")
-    found: Any = load_object(name)
-    if not isinstance(found, type) or not (hasattr(found, "reset") and hasattr(found, "step")):
-        raise ConfigError(f"env {name!r}: expected a class with reset(task) and step(message)")
-    return found
+_MAX_THREADS = 64  # environments at work at once, of those that are not `inline`
+_TURN_BITS = 10  # an episode's seed has room for so many bits of turn number
+_EPISODE_BITS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of time, for environments that are not `inline`."""
+    """Time limits of environments that work in threads (those without `inline = True`)."""
 
-    step_s: float = 60.0  # for what is done with one turn
+    step_s: float = 60.0  # for the environment's answer to one turn
     episode_s: float = 3600.0
 
 
-LIMITS = Limits()
-
-
 def rollout(
-    policy: types.Policy | TokenPolicy,
+    policy: Policy | TokenPolicy,
     tasks: Sequence[Task],
-    make: MakeEnvironment,
+    make_environment: MakeEnvironment,
     sampling: Sampling,
-    max_turns: int = 8,
-    limits: Limits = LIMITS,
+    max_turns: int = 0,
+    limits: Limits | None = None,
 ) -> list[Trajectory]:
-    """One trajectory a task; the same task several times is a group of samples. A token policy goes
-    on from the ids it sampled, and every turn of every episode has a seed of its own."""
-    episodes = [EpisodeRunner(make, task, max_turns, limits) for task in tasks]
-    walk = walk_by_ids if isinstance(policy, TokenPolicy) else walk_by_text
-    with ThreadPoolExecutor(min(THREADS, len(tasks) or 1), "environment") as pool:
-        walk(policy, episodes, sampling, pool)
+    """Returns one trajectory per task, in order; the same task several times is a group of samples.
+
+    `max_turns` of 0 takes each task's own limit, from its kind. A token policy continues from the
+    ids that it sampled. Every turn of every episode has a seed of its own.
+    """
+    limits = limits or Limits()
+    episodes = [EpisodeRunner(make_environment, task, max_turns, limits) for task in tasks]
+    threads = min(_MAX_THREADS, len(tasks) or 1)
+    with ThreadPoolExecutor(threads, "environment") as pool:
+        if isinstance(policy, TokenPolicy):
+            _RolloutByIds(policy, episodes, sampling, pool).run()
+        else:
+            _roll_out_by_text(policy, episodes, sampling, pool)
     return [episode.trajectory() for episode in episodes]
 
 
-def walk_by_text(
-    policy: Any, episodes: Sequence[EpisodeRunner], sampling: Sampling, pool: Any
+def _roll_out_by_text(
+    policy: Policy,
+    episodes: Sequence[EpisodeRunner],
+    sampling: Sampling,
+    pool: ThreadPoolExecutor,
 ) -> None:
-    """All episodes that still go on take their next turn together."""
-    while going := [episode for episode in episodes if episode.stop is None]:
-        turns = policy.respond([episode.dialog for episode in going], sampling)
-        list(pool.map(EpisodeRunner.take, going, turns))
+    """All unfinished episodes take their next turn together, until none is left."""
+    while True:
+        unfinished = [episode for episode in episodes if episode.stop is None]
+        if not unfinished:
+            return
+        turns = policy.respond([episode.dialog for episode in unfinished], sampling)
+        list(pool.map(EpisodeRunner.take_turn, unfinished, turns))
 
 
-def walk_by_ids(
-    policy: Any, episodes: Sequence[EpisodeRunner], sampling: Sampling, pool: Any
-) -> None:
-    """Each episode goes on as soon as it can, whatever the others do. No more are under way than
-    the policy has rows for; one that ends leaves its place, the policy's key, to the next."""
-    policy.forget()
-    waiting = deque(number for number, episode in enumerate(episodes) if episode.stop is None)
-    places: dict[int, int] = {}  # place → number of its episode
-    stepping: dict[Any, int] = {}  # environments at work → place
-    prompts: dict[int, tuple[Dialog, list[int]]] = {}  # of a group, one
+class _RolloutByIds:
+    """Plays episodes with a token policy; each continues as soon as it can.
 
-    def go_on(place: int) -> None:
-        """The next turn of the episode at a place, or the first of the next one."""
-        while episodes[places[place]].stop is not None:
-            if not waiting:
-                return
-            begin(place)
-        number, episode = places[place], episodes[places[place]]
-        own = replace(sampling, seed=(sampling.seed << 20 | number) << 10 | len(episode.turns))
-        policy.submit(place, episode.prompt, own, episode.dialog.tools)
+    No more episodes are under way than the policy has rows for. An episode holds a place (the
+    policy's key); when it ends, the next waiting episode takes the place over.
+    """
 
-    def begin(place: int) -> None:
-        episode = episodes[waiting[0]]
-        known = prompts.get(id(episode.task))
+    def __init__(
+        self,
+        policy: TokenPolicy,
+        episodes: Sequence[EpisodeRunner],
+        sampling: Sampling,
+        pool: ThreadPoolExecutor,
+    ):
+        self.policy = policy
+        self.episodes = episodes
+        self.sampling = sampling
+        self.pool = pool
+        unfinished = [number for number, e in enumerate(episodes) if e.stop is None]
+        self.waiting = deque(unfinished)
+        self.episode_at: dict[int, int] = {}  # place → number of its episode
+        self.place_of: dict[Future[None], int] = {}  # environments at work → place
+        # task object → its dialog and prompt: the samples of a group render it once
+        self.prompts: dict[int, tuple[Dialog, list[int]]] = {}
+
+    def run(self) -> None:
+        """Play every episode to its end."""
+        self.policy.forget()
+        for place in range(min(self.policy.rows, len(self.waiting))):
+            self._start_next_episode(place)
+            self._submit_next_turn(place)
+        while self.place_of or not self.policy.idle:
+            for place, sampled in self.policy.advance():
+                self._take_turn(place, sampled)
+            if self.place_of:
+                self._continue_after_environments()
+
+    def _start_next_episode(self, place: int) -> None:
+        """Give a place to the next waiting episode."""
+        number = self.waiting.popleft()
+        episode = self.episodes[number]
+        known = self.prompts.get(id(episode.task))
         if known is None or known[0] != episode.dialog:
-            known = episode.dialog, policy.renderer.prompt(episode.dialog)
-            prompts[id(episode.task)] = known
-        episode.prompt, places[place] = known[1], waiting.popleft()
+            known = (episode.dialog, self.policy.renderer.prompt(episode.dialog))
+            self.prompts[id(episode.task)] = known
+        episode.prompt = known[1]
+        self.episode_at[place] = number
 
-    for place in range(min(policy.rows, len(waiting))):
-        begin(place)
-        go_on(place)
-    while stepping or not policy.idle:
-        for place, sampled in policy.advance():
-            episode = episodes[places[place]]
-            if episode.inline:
-                episode.take_ids(policy.renderer, sampled)
-                go_on(place)
-            else:
-                stepping[pool.submit(episode.take_ids, policy.renderer, sampled)] = place
-        if stepping:
-            for future in wait(stepping, None if policy.idle else 0, FIRST_COMPLETED).done:
-                future.result()
-                go_on(stepping.pop(future))
+    def _submit_next_turn(self, place: int) -> None:
+        """Ask for the next turn of the place's episode, or for the first of a waiting one."""
+        while self.episodes[self.episode_at[place]].stop is not None:
+            if not self.waiting:
+                return
+            self._start_next_episode(place)
+        number = self.episode_at[place]
+        episode = self.episodes[number]
+        episode_seed = self.sampling.seed << _EPISODE_BITS | number
+        turn_seed = episode_seed << _TURN_BITS | len(episode.turns)
+        sampling = replace(self.sampling, seed=turn_seed)
+        self.policy.submit(place, episode.prompt, sampling, episode.dialog.tools)
+
+    def _take_turn(self, place: int, sampled: Sampled) -> None:
+        """Hand a sampled turn to its environment: here if it is quick, otherwise in a thread."""
+        episode = self.episodes[self.episode_at[place]]
+        if episode.inline:
+            episode.take_sampled(self.policy.renderer, sampled)
+            self._submit_next_turn(place)
+            return
+        future = self.pool.submit(episode.take_sampled, self.policy.renderer, sampled)
+        self.place_of[future] = place
+
+    def _continue_after_environments(self) -> None:
+        """Continue the episodes whose environment has answered; wait if nothing else is to do."""
+        timeout = None if self.policy.idle else 0
+        for future in wait(self.place_of, timeout, FIRST_COMPLETED).done:
+            future.result()
+            self._submit_next_turn(self.place_of.pop(future))
 
 
 class EpisodeRunner:
-    """One task in its environment."""
+    """One task in its environment: takes turns until something ends the episode."""
 
-    def __init__(self, make: MakeEnvironment, task: Task, max_turns: int, limits: Limits):
-        self.task, self.max_turns, self.limits = task, max_turns, limits
+    def __init__(
+        self, make_environment: MakeEnvironment, task: Task, max_turns: int, limits: Limits
+    ):
+        self.task = task
+        self.max_turns = max_turns or kind_of(task).max_turns
+        self.limits = limits
         self.started = time.monotonic()
         self.turns: list[Turn] = []
         self.stop: StopReason | None = None
@@ -156,64 +182,77 @@ class EpisodeRunner:
         self.environment: Any = None
         self.inline = True
         try:
-            self.environment = make()
-            self.inline = getattr(self.environment, "inline", False)
+            self.environment = make_environment()
             self.dialog = self.environment.reset(task)
-        except types.SharpenError:
-            raise  # the task is wrong, and says where
+            # an environment may know only after reset how it works
+            self.inline = getattr(self.environment, "inline", False)
+        except SharpenError:
+            raise  # the task is wrong, and the message says where
         except Exception as error:
-            self.fail(StopReason.ENVIRONMENT_ERROR, error)
+            self._fail(StopReason.ENVIRONMENT_ERROR, error)
 
-    def take_ids(self, renderer: Any, sampled: types.Sampled) -> None:
-        """`take` what was sampled; the next prompt goes on from its ids."""
-        message = renderer.parse(sampled.ids)
-        prompt, ids = tuple(self.prompt), sampled.ids
-        self.take(Turn(message, sampled.stop, prompt, ids, sampled.logprobs, error=sampled.error))
-        if self.stop is None:
-            results = self.turns[-1].results
-            count = len(self.dialog.messages) - len(results)
-            before = replace(self.dialog, messages=self.dialog.messages[:count])
-            try:
-                self.prompt = [*prompt, *ids, *renderer.continuation(before, results)]
-            except types.RowError as error:  # what was said cannot be gone on from
-                self.fail(StopReason.POLICY_ERROR, error)
+    def take_sampled(self, renderer: Any, sampled: Sampled) -> None:
+        """Take a sampled turn; the next prompt continues from exactly its ids."""
+        prompt = tuple(self.prompt)
+        turn = Turn(
+            renderer.parse(sampled.ids),
+            sampled.stop,
+            prompt,
+            sampled.ids,
+            sampled.logprobs,
+            error=sampled.error,
+        )
+        self.take_turn(turn)
+        if self.stop is not None:
+            return
+        results = self.turns[-1].results
+        count = len(self.dialog.messages) - len(results)
+        dialog_before = replace(self.dialog, messages=self.dialog.messages[:count])
+        try:
+            added_ids = renderer.continuation(dialog_before, results)
+        except RowError as error:  # the sampled text cannot be continued
+            self._fail(StopReason.POLICY_ERROR, error)
+            return
+        self.prompt = [*prompt, *sampled.ids, *added_ids]
 
-    def take(self, turn: Turn) -> None:
-        """Let the environment answer a turn; one that was cut off or failed ends the episode."""
+    def take_turn(self, turn: Turn) -> None:
+        """Let the environment answer a turn; a turn that was cut off or failed ends the episode."""
         if turn.stop is not StopReason.ANSWERED:
             self.stop = turn.stop
             self.turns.append(turn)
             return
-        results, self.stop = self.answer(turn.message)
+        results, self.stop = self._ask_environment(turn.message)
         self.turns.append(replace(turn, results=results))
-        added = (*self.dialog.messages, turn.message, *results)
-        self.dialog = replace(self.dialog, messages=added)
+        messages = (*self.dialog.messages, turn.message, *results)
+        self.dialog = replace(self.dialog, messages=messages)
         if self.stop is None and len(self.turns) >= self.max_turns:
             self.stop = StopReason.TURNS
         if self.stop is None and time.monotonic() - self.started > self.limits.episode_s:
-            self.fail(StopReason.TIMEOUT, f"the episode took over {self.limits.episode_s:g} s")
+            reason = f"the episode took over {self.limits.episode_s:g} s"
+            self._fail(StopReason.TIMEOUT, reason)
 
-    def answer(self, message: Message) -> tuple[tuple[Message, ...], StopReason | None]:
-        """What the environment says; its failure is not the model's and not the batch's."""
+    def trajectory(self) -> Trajectory:
+        """Returns what happened."""
+        stop = self.stop or StopReason.TURNS
+        return Trajectory(self.task.id, tuple(self.turns), stop, metadata=self.metadata)
+
+    def _ask_environment(self, message: Message) -> tuple[tuple[Message, ...], StopReason | None]:
+        """The environment's answer; its failure is not the model's and not the batch's."""
         try:
             if self.inline:
                 return self.environment.step(message)
-            given, limit = {"message": message}, self.limits.step_s
-            found = call_with_limit(self.environment.step, given, limit)
-            if isinstance(found, TimeoutError):
-                return (), self.fail(StopReason.TIMEOUT, f"no answer within {limit:g} s")
-            if isinstance(found, BaseException):
-                raise found
-            return found
+            limit = self.limits.step_s
+            answer = call_with_limit(self.environment.step, {"message": message}, limit)
+            if isinstance(answer, TimeoutError):
+                return (), self._fail(StopReason.TIMEOUT, f"no answer within {limit:g} s")
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
         except Exception as error:  # a user's code may raise anything; the episode says what
-            return (), self.fail(StopReason.ENVIRONMENT_ERROR, error)
+            return (), self._fail(StopReason.ENVIRONMENT_ERROR, error)
 
-    def fail(self, stop: StopReason, reason: Any) -> StopReason:
-        if isinstance(reason, Exception):
-            reason = raised(reason)
-        self.stop, self.metadata["error"] = stop, reason
+    def _fail(self, stop: StopReason, reason: str | Exception) -> StopReason:
+        """End the episode and record why."""
+        self.stop = stop
+        self.metadata["error"] = raised(reason) if isinstance(reason, Exception) else reason
         return stop
-
-    def trajectory(self) -> Trajectory:
-        stop = self.stop or StopReason.TURNS
-        return Trajectory(self.task.id, tuple(self.turns), stop, metadata=self.metadata)

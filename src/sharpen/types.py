@@ -8,7 +8,7 @@ done with them lives elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 Json = dict[str, Any]
+SOLVED_FROM = 0.5  # value from which a reward that knows no `solved` counts as solved
 
 
 class SharpenError(Exception):
@@ -164,12 +165,19 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A reward's verdict: `value` is what trains and what is reported; `parts` say where it came
-    from."""
+    """A reward's verdict: `value` is what trains and what is reported, `parts` say where it came
+    from, and `solved` whether the task is done (None: the reward does not say). `value` may give
+    partial credit; training, evaluation and metrics all ask `is_solved`."""
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
     feedback: str = ""
+    solved: bool | None = None
+
+    @property
+    def is_solved(self) -> bool:
+        """Whether the task is done; a reward that does not say it means so from 0.5 up."""
+        return self.value >= SOLVED_FROM if self.solved is None else self.solved
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +235,9 @@ class Environment(Protocol):
     def reset(self, task: Task) -> Dialog: ...
 
     def step(self, message: Message) -> tuple[tuple[Message, ...], StopReason | None]: ...
+
+
+MakeEnvironment = Callable[[], Environment]
 
 
 class Reward(Protocol):

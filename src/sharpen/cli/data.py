@@ -39,11 +39,12 @@ def build(
 
     if tools is not None:
         from sharpen.data.generate.user_tools import build_own
-        from sharpen.evals.subjects import load
+        from sharpen.policy.find import load_policy
 
         if out is None:
             raise SharpenError("--tools needs --out: own sets do not replace the built ones")
-        manifest = build_own(tools, out, seed, rows, load(phrase_with) if phrase_with else None)
+        writer = load_policy(phrase_with) if phrase_with else None
+        manifest = build_own(tools, out, seed, rows, writer)
     elif phrase_with:
         raise SharpenError("--phrase-with words requests for --tools, which is missing")
     else:

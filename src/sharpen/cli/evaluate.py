@@ -51,7 +51,7 @@ def names(text: str) -> list[str]:
 def show(results: dict[str, Any]) -> None:
     """A table: every metric with its interval, and what changed."""
     from sharpen.evals.intervals import Difference, Figure
-    from sharpen.evals.metrics import ALIASES
+    from sharpen.rewards.metrics import ALIASES
 
     change = results["comparison"]
     print(f"{results['model']} on {results['benchmark']}")

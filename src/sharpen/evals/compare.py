@@ -26,7 +26,7 @@ from pydantic import Field
 from sharpen.config import Config, one_line
 from sharpen.data.sources import read_dialogs, read_rows
 from sharpen.evals.evaluator import AgentTrainingEvaluator
-from sharpen.evals.intervals import bootstrapped, paired
+from sharpen.evals.intervals import interval, paired
 from sharpen.records import RunFolder, read_json, read_jsonl, write_json, write_jsonl, write_text
 from sharpen.report.page import Page
 from sharpen.report.plots import draw_bars, draw_lines, draw_points, save
@@ -226,7 +226,7 @@ def table(cells: Sequence[Cell], methods: Sequence[str]) -> list[Json]:
         metrics = {}
         for name, values in pooled.items():
             means = [float(np.mean(list(cell.items[name].values()))) for cell in own]
-            metrics[name] = asdict(bootstrapped(list(values.values())))
+            metrics[name] = asdict(interval(list(values.values())))
             metrics[name]["seeds_std"] = float(np.std(means))
             both = [key for key in values if key in first.get(name, {})]
             if pooled is not first and both:

@@ -1,103 +1,78 @@
 """Evaluate a model: tasks → answers → scores by the same rewards that train → figures with
-intervals, and the same against another evaluation, item by item."""
+intervals, and the same against another evaluation, item by item.
+
+Recipes, the command line, `compare`, merging and training callbacks all evaluate through
+`AgentTrainingEvaluator`; each evaluation with a folder writes `results.json` and a report.
+"""
 
 from __future__ import annotations
 
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from sharpen import records
 from sharpen.config import Config, parse_config, read_yaml
-from sharpen.envs.perturb import Perturbation, Perturbed
-from sharpen.evals.benchmarks import AGENT, GENERAL, agent_suite, load_benchmark
-from sharpen.evals.intervals import Difference, Figure, figure, paired
-from sharpen.evals.items import EvaluationConfig, Items, Suite, answered, code_digest, collect
-from sharpen.evals.metrics import METRICS, find_metrics, summarise
-from sharpen.evals.subjects import Subject, find_subject
-from sharpen.report.runs import write_report
-from sharpen.rollout import MakeEnvironment, OneTurn
-from sharpen.rows import message_to_wire
-from sharpen.types import (
-    Json,
-    Policy,
-    Reward,
-    Sampling,
-    Score,
-    SharpenError,
-    StopReason,
-    Task,
-    Trajectory,
+from sharpen.envs.perturb import Perturbation
+from sharpen.evals.baselines import find_player
+from sharpen.evals.benchmarks import AGENT, GENERAL, load_benchmark, tasks_suite
+from sharpen.evals.intervals import Difference, Figure, paired
+from sharpen.evals.items import (
+    EvaluationConfig,
+    ItemStore,
+    Suite,
+    code_digest,
+    collect_items,
+    suite_settings,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    figures: dict[str, Figure]
-    records: list[Json]
-
-
-def evaluate(
-    policy: Policy,
-    tasks: Sequence[Task],
-    reward: Reward,
-    sampling: Sampling,
-    title: str = "evaluate",
-    make: MakeEnvironment = OneTurn,
-    max_turns: int = 8,
-) -> Evaluation:
-    """The policy acts in each task's environment (none: it answers once), the reward scores."""
-    suite = Suite(title, tasks, reward, make, max_turns=max_turns)
-    rows = [record(*one) for chunk in answered(policy, suite, tasks, sampling) for one in chunk]
-    names = [key for row in rows for key, value in row.items() if isinstance(value, float)]
-    figures = {}
-    for name in dict.fromkeys([*names, "tokens"]):
-        figures[name] = figure([float(row[name]) for row in rows if name in row])
-    return Evaluation(figures, rows)
-
-
-def record(task: Task, trajectory: Trajectory, score: Score) -> Json:
-    turns = trajectory.turns
-    about = {key: value for key, value in trajectory.metadata.items() if key != "seconds"}
-    return {
-        "id": task.id,
-        "stop": trajectory.stop.value,
-        "value": score.value,
-        **score.parts,
-        "feedback": score.feedback,
-        "answer": message_to_wire(turns[-1].message) if turns else {},
-        "turns": len(turns),
-        "unparsed": [bad.raw for turn in turns for bad in turn.message.unparsed],
-        "tokens": sum(len(turn.ids) for turn in turns),
-        **about,
-    }
+from sharpen.evals.summary import figures_by, plain_figures, summarize, task_values
+from sharpen.kinds import KindReward
+from sharpen.policy.find import PolicySource, find_policy
+from sharpen.report.runs import write_report
+from sharpen.rewards.metrics import AGENT_METRICS, METRICS, find_metrics
+from sharpen.types import Json, Sampling, SharpenError, StopReason, Task
 
 
 class EvaluateOptions(Config):
     """How an evaluation is run."""
 
-    limit: int = Field(0, ge=0)  # items of the benchmark; 0 is all
-    perturb: tuple[str, ...] = ()
-    general: bool = True  # also the fixed set of items that need no tool
-    max_tokens: int = Field(0, ge=0)  # of an answer; 0 leaves it to the benchmark
-    temperature: float = Field(0.0, ge=0)
-    seed: int = 0
-    api_key_env: str = ""
-    user: str = ""  # the model that plays the user, where a benchmark has one
-    own_folder: bool = False  # each evaluation in one of its own below `output`
+    limit: int = Field(0, ge=0, description="Number of items of the benchmark; 0 is all.")
+    perturb: tuple[str, ...] = Field((), description="Changes of the tools that a model is shown.")
+    general: bool = Field(True, description="Evaluate the fixed items that need no tool, too.")
+    max_tokens: int = Field(
+        0, ge=0, description="Longest answer in tokens; 0 leaves it to the benchmark."
+    )
+    temperature: float = Field(0.0, ge=0, description="Sampling temperature; 0 is greedy.")
+    samples: int = Field(
+        1, ge=1, description="Samples per task (k): reports avg@k, pass@k and pass^k."
+    )
+    seed: int = Field(0, description="Seed of sampling and perturbation.")
+    api_key_env: str = Field("", description="Environment variable that holds a server's key.")
+    user: str = Field("", description="Model that plays the user, where a benchmark has one.")
+    own_folder: bool = Field(
+        False, description="Give each evaluation a folder of its own below the output."
+    )
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> EvaluateOptions:
+        if self.samples > 1 and not self.temperature:
+            raise ValueError("samples: greedy samples are all the same; set a temperature")
+        return self
 
 
 class AgentTrainingEvaluator:
-    """`AgentTrainingEvaluator(AgentTrainingUsage()).evaluate(model)`. The loader gives tasks by
-    `iter_samples(split)`, or is a suite or a benchmark's name. With an `output` folder every item
-    is kept there and the same call goes on where it stopped; `results` has all that was found."""
+    """`AgentTrainingEvaluator("agent_benchmark").evaluate(model)`.
+
+    The loader gives tasks by `iter_samples(split)`, or is a suite or a benchmark's name. With an
+    `output` folder every item is kept there and the same call continues where it stopped;
+    `results` holds all figures.
+    """
 
     def __init__(
         self,
@@ -108,10 +83,13 @@ class AgentTrainingEvaluator:
     ):
         if not isinstance(options, EvaluateOptions):
             options = parse_config(EvaluateOptions, options or {}, "evaluate")
-        self.loader, self.options, self.tokenizer = benchmark_loader, options, tokenizer
-        self.root = self.output = Path(output) if output else None
+        self.loader = benchmark_loader
+        self.options = options
+        self.tokenizer = tokenizer
+        self.output = Path(output) if output else None
         self.results: Json = {}
-        self.items: list[list[Json]] = []  # records of the benchmark, and of the general set
+        self.items: list[list[Json]] = []  # records of the benchmark, and of the general items
+        self._root = self.output
 
     def evaluate(
         self,
@@ -120,94 +98,138 @@ class AgentTrainingEvaluator:
         metrics: Sequence[str] | None = None,
         compare: str | Path | None = None,
     ) -> Json:
-        """Metric → its mean, std, count and 95% interval."""
-        asked, began = find_metrics(metrics or ()), time.monotonic()
-        subject = find_subject(model, self.tokenizer, self.options.api_key_env)
-        suites = [self.suite(split)]
-        also = self.options.general and suites[0].name != GENERAL
-        suites += [load_benchmark(GENERAL)] if also else []
-        config = self.config(subject, suites)
-        before = Before(compare, config) if compare else None
-        if self.root and self.options.own_folder:
-            name = re.sub(r"[^\w.-]+", "_", f"{Path(subject.name).name}-{suites[0].name}")
-            self.output = self.root / f"{name}-{config.hash()[:8]}"
-        self.items = rows = self.answers(subject, suites, config)
-        main = [row["metrics"] for row in rows[0]]
-        figures = summarise(main)
-        if silent := [name for name in asked if asked[name] not in figures]:
-            about = f"{suites[0].name}: {', '.join(figures)}"
-            raise SharpenError(f"metric {silent[0]!r} says nothing about {about}")
-        asked = asked or {name: name for name in suites[0].metrics if name in figures}
-        broken = StopReason.ENVIRONMENT_ERROR.value
-        found = plain({name: figures[known] for name, known in asked.items()})
+        """Returns metric → its mean, std, count and 95% interval."""
+        metric_of = find_metrics(metrics or ())
+        started = time.monotonic()
+        suites = self._suites(split)
+        tasks = [task for suite in suites for task in suite.tasks]
+        perturbation = self._perturbation(suites[0])
+        outward = perturbation.outward if perturbation else lambda _, message: message
+        player = find_player(model, self.tokenizer, self.options.api_key_env, tasks, outward)
+        config = self._config(player, suites)
+        earlier = EarlierEvaluation(compare, config) if compare else None
+        self._choose_folder(player, suites[0], config)
+        self.items = self._collect(player, suites, config, perturbation)
+        figures = summarize(self.items[0])
+        metric_of = self._shown_metrics(metric_of, suites[0], figures)
+        shown = plain_figures({name: figures[known] for name, known in metric_of.items()})
         self.results = config.model_dump(mode="json") | {
-            "metrics": found,
-            "all": plain(figures),
-            "parts": grouped(rows[0], "part"),
-            "categories": grouped(rows[0], "category"),
-            "difficulty": grouped(rows[0], "difficulty"),
-            "general": plain(summarise([row["metrics"] for row in rows[1]])) if rows[1:] else {},
-            "comparison": before.against(rows) if before else {},
+            "metrics": shown,
+            "all": plain_figures(figures),
+            "parts": figures_by(self.items[0], "part"),
+            "categories": figures_by(self.items[0], "category"),
+            "difficulty": figures_by(self.items[0], "difficulty"),
+            "general": plain_figures(summarize(self.items[1])) if self.items[1:] else {},
+            "comparison": earlier.compare_with(self.items) if earlier else {},
             "left_out": suites[0].left_out,
-            "broken": dict(Counter(r["error"] for r in rows[0] if r["stop"] == broken)),
-            "seconds": round(time.monotonic() - began, 3),
+            "broken": _environment_errors(self.items[0]),
+            "seconds": round(time.monotonic() - started, 3),
         }
         if self.output:
             records.write_json(self.output / "results.json", self.results)
             write_report(self.output)
-        return found
+        return shown
 
-    def suite(self, split: str) -> Suite:
+    def _suites(self, split: str) -> list[Suite]:
+        """The benchmark's suite, and the general items behind it."""
+        suites = [self._suite(split)]
+        if self.options.general and suites[0].name != GENERAL:
+            suites.append(load_benchmark(GENERAL))
+        return suites
+
+    def _suite(self, split: str) -> Suite:
         if isinstance(self.loader, Suite):
             return self.loader
         if isinstance(self.loader, str):
             name = self.loader if ":" in self.loader else f"{self.loader}:{split}"
-            user = find_subject(self.options.user) if self.options.user else None
-            return load_benchmark(name, user.open((), lambda _, m: m) if user else None)
-        return agent_suite(f"{AGENT}:{split}", list(self.loader.iter_samples(split)))
+            user = find_policy(self.options.user).open() if self.options.user else None
+            return load_benchmark(name, user)
+        tasks: list[Task] = list(self.loader.iter_samples(split))
+        return tasks_suite(f"{AGENT}:{split}", tasks, AGENT_METRICS)
 
-    def config(self, subject: Subject, suites: Sequence[Suite]) -> EvaluationConfig:
+    def _perturbation(self, suite: Suite) -> Perturbation | None:
+        if not self.options.perturb:
+            return None
+        return Perturbation(suite.tasks, self.options.perturb, self.options.seed)
+
+    def _config(self, player: PolicySource, suites: Sequence[Suite]) -> EvaluationConfig:
         shared = set(EvaluationConfig.model_fields) & set(EvaluateOptions.model_fields)
         return EvaluationConfig(
             benchmark=suites[0].name,
             data={suite.name: suite.digest() for suite in suites},
-            model=subject.name,
-            weights=subject.digest,
+            model=player.name,
+            weights=player.digest,
             code=code_digest(),
+            reward=_name_of(suites[0].reward),
+            env=_name_of(suites[0].make_environment),
+            max_turns=suites[0].max_turns,
             **self.options.model_dump(include=shared),
         )
 
-    def answers(
-        self, subject: Subject, suites: Sequence[Suite], config: EvaluationConfig
+    def _choose_folder(self, player: PolicySource, suite: Suite, config: EvaluationConfig) -> None:
+        """Give the evaluation a folder of its own below the output, if that is asked for."""
+        if not (self._root and self.options.own_folder):
+            return
+        name = re.sub(r"[^\w.-]+", "_", f"{Path(player.name).name}-{suite.name}")
+        self.output = self._root / f"{name}-{config.hash()[:8]}"
+
+    def _collect(
+        self,
+        player: PolicySource,
+        suites: Sequence[Suite],
+        config: EvaluationConfig,
+        perturbation: Perturbation | None,
     ) -> list[list[Json]]:
-        """The records of each suite's tasks."""
-        options, tasks = self.options, [task for suite in suites for task in suite.tasks]
-        changed = Perturbation(suites[0].tasks, options.perturb, options.seed)
-        policy = cache(lambda: Perturbed(subject.open(tasks, changed.outward), changed))
-        items, found = Items(self.output, config), []
+        """The records of each suite's items."""
+        options = self.options
+        store = ItemStore(self.output, config, player.is_cacheable)
+        open_policy = cache(player.open)
+        rows = []
         for suite in suites:
-            tokens = options.max_tokens or suite.max_tokens
-            sampling = Sampling(tokens, options.temperature, seed=options.seed)
+            max_tokens = options.max_tokens or suite.max_tokens
+            sampling = Sampling(max_tokens, options.temperature, seed=options.seed)
+            how = suite_settings(suite, sampling, options.samples, perturbation)
             limit = options.limit if suite is suites[0] else 0
-            chosen = suite.tasks[: limit or None]
-            found.append(collect(items, suite, chosen, policy, sampling))
+            try:
+                rows.append(
+                    collect_items(store, suite, suite.tasks[: limit or None], open_policy, how)
+                )
+            finally:
+                if isinstance(suite.reward, KindReward):
+                    suite.reward.close()
         if not options.limit:
-            items.keep()
-        return found
+            store.finish()
+        return rows
+
+    def _shown_metrics(
+        self, metric_of: dict[str, str], suite: Suite, figures: dict[str, Figure]
+    ) -> dict[str, str]:
+        """The metrics that were asked for, or the suite's own; each has to say something."""
+        for name, known in metric_of.items():
+            if known not in figures:
+                about = f"{suite.name}: {', '.join(figures)}"
+                raise SharpenError(f"metric {name!r} says nothing about {about}")
+        if metric_of:
+            return metric_of
+        names = [name for name in suite.metrics if name in figures]
+        names += [name for name in figures if name.startswith(("avg@", "pass@", "pass^"))]
+        return {name: name for name in names}
 
 
-def plain(figures: Mapping[str, Figure | Difference]) -> Json:
-    return {name: asdict(value) for name, value in figures.items()}
+def _name_of(thing: Any) -> str:
+    """What tells one reward or environment from another in a config."""
+    kind = thing if isinstance(thing, type) else type(thing)
+    settings = getattr(thing, "config", "")
+    return f"{kind.__module__}.{kind.__qualname__} {settings}".strip()
 
 
-def grouped(rows: Sequence[Json], key: str) -> Json:
-    """Figures by part, category or difficulty, where there is more than one."""
-    names = sorted({row[key] for row in rows})
-    of = {name: [row["metrics"] for row in rows if row[key] == name] for name in names}
-    return {name: plain(summarise(of[name])) for name in names} if len(names) > 1 else {}
+def _environment_errors(rows: Sequence[Json]) -> dict[str, int]:
+    """What environments raised, and how many items that broke."""
+    broken = StopReason.ENVIRONMENT_ERROR.value
+    return dict(Counter(row["error"] for row in rows if row["stop"] == broken))
 
 
-class Before:
+class EarlierEvaluation:
     """Another evaluation of the same items, to compare with."""
 
     def __init__(self, folder: str | Path, config: EvaluationConfig):
@@ -215,31 +237,42 @@ class Before:
         if not (self.folder / "items.jsonl").is_file():
             raise SharpenError(f"{folder}: holds no evaluation (items.jsonl)")
         data = read_yaml(self.folder / "config.yaml")["data"]
-        theirs = {digest: name for name, digest in data.items()}
-        same = {theirs[d]: name for name, d in config.data.items() if d in theirs}
-        if config.benchmark not in same.values():
+        names_there = {digest: name for name, digest in data.items()}
+        # suite there → suite here
+        name_of = {names_there[d]: name for name, d in config.data.items() if d in names_there}
+        if config.benchmark not in name_of.values():
             raise SharpenError(f"{folder}: is of other items than {config.benchmark}'s")
-        found = [row.value for row in records.read_jsonl(self.folder / "items.jsonl")]
-        self.rows = {(same.get(row["suite"]), row["id"]): row["metrics"] for row in found}
+        rows = [row.value for row in records.read_jsonl(self.folder / "items.jsonl")]
+        self._values = {}
+        for (suite, task_id), values in task_values(rows).items():
+            self._values[name_of.get(suite), task_id] = values
 
-    def against(self, suites: Sequence[Sequence[Json]]) -> Json:
-        """Differences of every metric, and whether the general items became worse."""
-        main, general = [*map(self.differences, suites), {}][:2]
-        if not main:
+    def compare_with(self, suites: Sequence[Sequence[Json]]) -> Json:
+        """Returns the differences of every metric, and whether the general items became worse."""
+        differences = [self._differences(rows) for rows in suites]
+        if not differences[0]:
             raise SharpenError(f"{self.folder}: none of these items was answered there")
+        general = differences[1] if len(differences) > 1 else {}
         loss = general.get("accuracy")
         return {
             "with": str(self.folder),
-            "metrics": plain(main),
-            "general": plain(general),
+            "metrics": plain_figures(differences[0]),
+            "general": plain_figures(general),
             "general_loss": loss is not None and loss.difference < 0,
         }
 
-    def differences(self, rows: Sequence[Json]) -> dict[str, Difference]:
-        pairs = [(self.rows.get((row["suite"], row["id"]), {}), row["metrics"]) for row in rows]
-        found = {}
+    def _differences(self, rows: Sequence[Json]) -> dict[str, Difference]:
+        """Each metric here less the same there, over the tasks that both have."""
+        here = task_values(rows)
+        differences = {}
         for name in METRICS:
-            both = [(old[name], new[name]) for old, new in pairs if name in old and name in new]
-            if both and isinstance(both[0][0], (int, float)):
-                found[name] = paired([old for old, _ in both], [new for _, new in both])
-        return found
+            before = []
+            after = []
+            for key, values in here.items():
+                earlier = self._values.get(key, {})
+                if name in values and name in earlier:
+                    before.append(earlier[name])
+                    after.append(values[name])
+            if before:
+                differences[name] = paired(before, after)
+        return differences

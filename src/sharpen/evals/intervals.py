@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Z95 = 1.959963984540054
-RESAMPLES = 1000
+_Z95 = 1.959963984540054
+_RESAMPLES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
+    """A mean with its 95% interval."""
+
     mean: float
     std: float
     count: int
@@ -24,51 +26,58 @@ class Figure:
         return f"{self.mean:.1%} [{self.low:.1%}, {self.high:.1%}] (n={self.count})"
 
 
-def figure(values: Sequence[float]) -> Figure:
-    """Mean with its 95% interval: Wilson's for yes/no values (honest at 0% and 100%), or normal."""
-    count = len(values)
-    if not count:
+def interval(values: Sequence[float], weights: Sequence[float] | None = None) -> Figure:
+    """Returns the (weighted) mean with its 95% interval: Wilson's for plain yes/no values, which
+    is honest at 0% and 100%; otherwise a seeded bootstrap."""
+    if not values:
         raise ValueError("no values")
+    is_weighted = weights is not None and any(weight != 1.0 for weight in weights)
+    if is_weighted or any(value not in (0.0, 1.0) for value in values):
+        return bootstrapped(values, weights)
+    count = len(values)
     mean = math.fsum(values) / count
-    std = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / count)
-    if all(v in (0.0, 1.0) for v in values):
-        return Figure(mean, std, count, *wilson(mean, count))
-    margin = Z95 * std / math.sqrt(count)
-    return Figure(mean, std, count, mean - margin, mean + margin)
+    std = math.sqrt(mean * (1 - mean))
+    return Figure(mean, std, count, *wilson(mean, count))
 
 
 def wilson(rate: float, count: int) -> tuple[float, float]:
-    spread = Z95 * math.sqrt(rate * (1 - rate) / count + Z95**2 / (4 * count**2))
-    centre, scale = rate + Z95**2 / (2 * count), 1 + Z95**2 / count
-    low, high = (centre - spread) / scale, (centre + spread) / scale
-    return (0.0 if rate == 0 else low), (1.0 if rate == 1 else high)
+    """Returns Wilson's 95% interval of a rate."""
+    spread = _Z95 * math.sqrt(rate * (1 - rate) / count + _Z95**2 / (4 * count**2))
+    center = rate + _Z95**2 / (2 * count)
+    scale = 1 + _Z95**2 / count
+    low = 0.0 if rate == 0 else (center - spread) / scale
+    high = 1.0 if rate == 1 else (center + spread) / scale
+    return low, high
 
 
 def bootstrapped(values: Sequence[float], weights: Sequence[float] | None = None) -> Figure:
-    """A (weighted) mean with its bootstrap interval, seeded. Where all values are equal a bootstrap
-    has no width; Wilson's interval is then the honest one for yes/no values."""
+    """Returns a (weighted) mean with its bootstrap interval, seeded. Where all values are equal a
+    bootstrap has no width; Wilson's interval is then the honest one for yes/no values."""
     if not values:
         raise ValueError("no values")
-    x = np.asarray(values, float)
-    w = np.ones_like(x) if weights is None else np.asarray(weights, float)
-    mean = float((x * w).sum() / w.sum())
-    std = float(np.sqrt((w * (x - mean) ** 2).sum() / w.sum()))
-    if x.min() == x.max():
-        ends = wilson(mean, len(x)) if mean in (0.0, 1.0) else (mean, mean)
-        return Figure(mean, 0.0, len(x), *ends)
-    low, high = np.percentile(resampled(x * w, w), (2.5, 97.5))
-    return Figure(mean, std, len(x), float(low), float(high))
+    value_N = np.asarray(values, float)
+    weight_N = np.ones_like(value_N) if weights is None else np.asarray(weights, float)
+    mean = float((value_N * weight_N).sum() / weight_N.sum())
+    variance = (weight_N * (value_N - mean) ** 2).sum() / weight_N.sum()
+    if value_N.min() == value_N.max():
+        ends = wilson(mean, len(value_N)) if mean in (0.0, 1.0) else (mean, mean)
+        return Figure(mean, 0.0, len(value_N), *ends)
+    low, high = np.percentile(_resample(value_N * weight_N, weight_N), (2.5, 97.5))
+    return Figure(mean, float(np.sqrt(variance)), len(value_N), float(low), float(high))
 
 
-def resampled(tops: np.ndarray, bottoms: np.ndarray) -> np.ndarray:
-    """The ratio of two sums over `RESAMPLES` draws of the items with replacement."""
-    chance, found = np.random.default_rng(0), list[np.ndarray]()
-    block = max(1, min(RESAMPLES, (1 << 20) // len(tops)))  # draws at a time: 8 MB of them
-    for start in range(0, RESAMPLES, block):
-        drawn = chance.integers(0, len(tops), (min(block, RESAMPLES - start), len(tops)))
-        above, below = tops[drawn].sum(1), bottoms[drawn].sum(1)
-        found.append(above[below != 0] / below[below != 0])
-    return np.concatenate(found)
+def _resample(numerators: np.ndarray, denominators: np.ndarray) -> np.ndarray:
+    """The ratio of two sums over `_RESAMPLES` draws of the items with replacement."""
+    rng = np.random.default_rng(0)
+    count = len(numerators)
+    block = max(1, min(_RESAMPLES, (1 << 20) // count))  # draws at a time: 8 MB of them
+    ratios = []
+    for start in range(0, _RESAMPLES, block):
+        indices = rng.integers(0, count, (min(block, _RESAMPLES - start), count))
+        above = numerators[indices].sum(1)
+        below = denominators[indices].sum(1)
+        ratios.append(above[below != 0] / below[below != 0])
+    return np.concatenate(ratios)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +98,26 @@ class Difference:
 
 def paired(before: Sequence[float], after: Sequence[float]) -> Difference:
     """McNemar's exact test for yes/no values, else a paired bootstrap; its interval for both."""
-    x = np.asarray(after, float) - np.asarray(before, float)
-    if not len(x):
+    change_N = np.asarray(after, float) - np.asarray(before, float)
+    if not len(change_N):
         raise ValueError("no values")
-    draws = resampled(x, np.ones_like(x)) if x.min() != x.max() else np.array([x[0]])
+    draws = np.array([change_N[0]])
+    if change_N.min() != change_N.max():
+        draws = _resample(change_N, np.ones_like(change_N))
     low, high = (float(end) for end in np.percentile(draws, (2.5, 97.5)))
     if set(before) | set(after) <= {0.0, 1.0}:
-        p, test = mcnemar(int((x > 0).sum()), int((x < 0).sum())), "McNemar"
+        test = "McNemar"
+        p = _mcnemar(int((change_N > 0).sum()), int((change_N < 0).sum()))
     else:
+        test = "bootstrap"
         beyond = min((draws <= 0).mean(), (draws >= 0).mean())
-        p, test = float(min(1.0, max(2 * beyond, 1 / len(draws)))), "bootstrap"
-    return Difference(float(x.mean()), low, high, p, len(x), test)
+        p = float(min(1.0, max(2 * beyond, 1 / len(draws))))
+    return Difference(float(change_N.mean()), low, high, p, len(change_N), test)
 
 
-def mcnemar(gained: int, lost: int) -> float:
+def _mcnemar(gained: int, lost: int) -> float:
     """The exact two-sided p-value: gains and losses are equally likely if nothing changed."""
-    total, fewer = gained + lost, min(gained, lost)
+    total = gained + lost
+    fewer = min(gained, lost)
     tail = sum(math.comb(total, k) for k in range(fewer + 1))
     return min(1.0, 2 * tail / 2**total)
