@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import time
@@ -13,44 +14,69 @@ LAYERS = (
     ("types",),
     ("config",),
     ("records", "rows", "calls", "progress"),
-    ("render", "tools", "sandbox", "sandbox_worker", "report", "web"),
+    ("render", "tools", "sandbox", "sandbox_worker", "report"),
     ("models", "world"),
-    ("policy", "rewards", "envs", "merge"),
-    ("data", "rollout"),
-    ("agent",),
+    ("policy", "rewards", "merge"),
+    ("envs",),
+    ("kinds",),
+    ("rollout",),
+    ("scored_rollout",),
+    ("data",),
     ("train",),
     ("evals",),
-    ("serve",),
-    ("tune",),
     ("pipeline",),
-    ("view",),
+    ("spec",),
     ("cli",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+MODULE_NAME = re.compile(r"sharpen(\.[a-z_]+)+")
 
 
-def imports_of(path: Path) -> set[str]:
-    found = set()
+def imported_modules(path: Path) -> set[str]:
+    """Modules of the project that a file imports, by statement or by a string that names one."""
+    modules = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            found.add(node.module or "")
-    return {name.split(".")[1] for name in found if name.startswith("sharpen.")}
+            modules.add(node.module or "")
+            if node.module == "sharpen":
+                modules |= {f"sharpen.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if MODULE_NAME.fullmatch(node.value):
+                modules.add(node.value)
+    return {name for name in modules if name.startswith("sharpen.")}
 
 
 def test_imports_point_down():
     wrong = []
     for path in SRC.rglob("*.py"):
-        room = path.relative_to(SRC).parts[0].removesuffix(".py")
-        if room == "__init__":
+        package = path.relative_to(SRC).parts[0].removesuffix(".py")
+        if package in ("__init__", "__main__"):
             continue
-        assert room in LEVEL, f"{room} has no layer"
-        for other in imports_of(path) - {room}:
-            if LEVEL[other] >= LEVEL[room]:
+        assert package in LEVEL, f"{package} has no layer"
+        for module in imported_modules(path):
+            other = module.split(".")[1]
+            if other != package and other in LEVEL and LEVEL[other] >= LEVEL[package]:
                 wrong.append(f"{path.relative_to(SRC)} imports {other}")
     assert not wrong
+
+
+def test_the_core_does_not_import_the_public_namespace():
+    """`from sharpen import x` would hide which layer x is of."""
+    wrong = []
+    for path in SRC.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            is_import = isinstance(node, ast.Import) and any(a.name == "sharpen" for a in node.names)
+            if is_import:
+                wrong.append(str(path.relative_to(SRC)))
+    assert not wrong
+
+
+def test_every_layer_exists():
+    existing = {path.name.removesuffix(".py") for path in SRC.iterdir()}
+    assert set(LEVEL) <= existing
 
 
 def test_every_public_name_is_lazy():

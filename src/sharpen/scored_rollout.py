@@ -48,7 +48,7 @@ class PlaySettings:
     """How tasks are played and which of the samples count."""
 
     reward: Reward
-    sampling: Sampling = Sampling()
+    sampling: Sampling
     make_environment: MakeEnvironment = KindEnvironment
     max_turns: int = 0  # of an episode; 0: each kind's own limit
     samples: int = 1  # per task
@@ -199,7 +199,7 @@ def _reason_to_drop(trajectory: Trajectory, how: PlaySettings) -> str:
 
 
 def summarize_reasons(dropped: Sequence[str]) -> str:
-    """Returns why samples were dropped, the first reason of each kind: one must not hide another."""
+    """Returns why samples were dropped, the first of each kind: one must not hide another."""
     counts = Counter(reason.partition(":")[0] for reason in dropped).most_common()
     firsts = []
     for kind, _ in counts:

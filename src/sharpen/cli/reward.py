@@ -33,7 +33,7 @@ app.callback()(lambda: None)  # keeps `try` a verb of its own
 def try_(
     file: Annotated[str, Argument(help="Tasks with a `response` or `messages`, or a set.")],
     reward: Annotated[
-        str, Option(help="A reward's name, or file.py:name; the kind's own by default.")
+        str, Option(help="Its name, or file.py:name; by default the kind's own.")
     ] = "",
     config: Annotated[str, Option(help="YAML file with a `reward:` block.")] = "",
     limit: Annotated[int, Option(help="Score so many rows.", min=1)] = 20,

@@ -41,7 +41,7 @@ _USER_SAMPLING = Sampling(max_tokens=160)
 
 
 class SimulatedService:
-    """One conversation: the user opens it, the assistant talks and calls tools, the user ends it."""
+    """One conversation: the user opens it, the assistant talks and calls tools."""
 
     def __init__(self, tools: tuple[ToolSpec, ...], tables: Json, user: Policy):
         self.tools = tools

@@ -198,7 +198,7 @@ def train(folder: Path) -> tuple[Json, float]:
     """The run of a cell, in a process of its own; the time of runs that were stopped counts."""
     spent, began = folder / "seconds.json", time.monotonic()
     before = read_json(spent)["seconds"] if spent.is_file() else 0.0
-    command = [sys.executable, "-m", "sharpen.cli.main", "train", "sft", "--json"]
+    command = [sys.executable, "-m", "sharpen", "train", "sft", "--json"]
     command += ["--config", str(folder / "sft.yaml"), "--output", str(folder / "run")]
     with open(folder / "log.txt", "ab") as log:
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
