@@ -40,7 +40,7 @@ from sharpen.envs.perturb import Perturbation
 from sharpen.evals.evaluator import evaluate
 from sharpen.records import RunFolder, atomic_folder, write_jsonl
 from sharpen.rewards.agent import PENALTIES, WEIGHTS, AgentRewardModel
-from sharpen.rollout import find_environment
+from sharpen.envs.find import find_environment
 from sharpen.rows import dialog_to_row, task_to_row
 from sharpen.train.config import AgentSFTConfig, GRPOConfig
 from sharpen.train.grpo import GRPOTrainer, finished

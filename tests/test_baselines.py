@@ -8,9 +8,9 @@ import pytest
 from agent_items import EMPTY, Says
 from sharpen.data.sources import AgentTrainingUsage
 from sharpen.envs.perturb import WAYS, Perturbation
-from sharpen.evals.baselines import gold_messages
 from sharpen.evals.evaluator import AgentTrainingEvaluator
-from sharpen.evals.metrics import FIVE
+from sharpen.kinds import gold_messages
+from sharpen.rewards.metrics import AGENT_METRICS
 from sharpen.types import Dialog, Message, SharpenError, Task, ToolCall, ToolSpec
 
 TOGETHER = ("rename", "shuffle", "distract")
@@ -33,7 +33,7 @@ def found(model, split="test", **options):
 )
 def test_gold_is_right_by_every_metric(ways):
     five, results = found("baseline:gold", perturb=ways)
-    assert set(five) == set(FIVE) and {f["mean"] for f in five.values()} == {1.0}
+    assert set(five) == set(AGENT_METRICS) and {f["mean"] for f in five.values()} == {1.0}
     assert {"mean", "std", "count", "low", "high"} == set(five["timing_precision"])
     for figures in (results["all"], *results["parts"].values(), *results["difficulty"].values()):
         wrong = {n: f["mean"] for n, f in figures.items() if n not in (*FREE, *ZERO)}

@@ -19,11 +19,12 @@ import torch
 from safetensors.torch import load_file
 
 from sharpen.config import ConfigError
+from sharpen.envs.one_turn import OneTurn
 from sharpen.models.load import ModelConfig, load_model
 from sharpen.models.pico import build_pico
 from sharpen.policy.local import LocalPolicy
 from sharpen.render import Renderer
-from sharpen.rollout import OneTurn, rollout
+from sharpen.rollout import rollout
 from sharpen.rows import preference_from_row, preference_to_row, task_from_row
 from sharpen.train.config import AgentSFTConfig, DPOConfig
 from sharpen.train.dpo import DPOTrainer

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from sharpen.data.sources import read_tasks
+from sharpen.envs.find import find_environment
 from sharpen.envs.python import PythonTools
 from sharpen.rewards.verifiable import VerifiableRewardCalculator
-from sharpen.rollout import find_environment, rollout
+from sharpen.rollout import rollout
 from sharpen.types import (
     Message,
     RowError,

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from sharpen.cli.evaluate import show
 from sharpen.data.generate.starter import starter_dialogs, starter_task
-from sharpen.evals.evaluator import AgentTrainingEvaluator, evaluate
-from sharpen.evals.intervals import figure, wilson
+from sharpen.envs.one_turn import OneTurn
+from sharpen.evals.benchmarks import tasks_suite
+from sharpen.evals.evaluator import AgentTrainingEvaluator
+from sharpen.evals.intervals import interval, wilson
 from sharpen.evals.items import Suite
 from sharpen.render import Renderer
 from sharpen.rewards.calls import CallReward, ToolCallEvaluator, call_problems, equal_value
-from sharpen.rollout import OneTurn
 from sharpen.types import (
     Dialog,
     Message,
@@ -45,17 +46,22 @@ class Scripted:
         return turns
 
 
+def evaluated(policy, tasks) -> AgentTrainingEvaluator:
+    evaluator = AgentTrainingEvaluator(tasks_suite("starter", tasks), options={"general": False})
+    evaluator.evaluate(policy)
+    return evaluator
+
+
 def test_gold_is_right_and_empty_is_wrong(pico_tokenizer):
     dialogs = starter_dialogs("test", 40)
     tasks = [starter_task(d) for d in dialogs]
     gold = Scripted(pico_tokenizer, {d.id: d.messages[1] for d in dialogs})
     empty = Scripted(pico_tokenizer, {d.id: Message("assistant", "Hello.") for d in dialogs})
-    assert evaluate(gold, tasks, CallReward(), Sampling()).figures["exact_call"].mean == 1.0
-    lost = evaluate(empty, tasks, CallReward(), Sampling())
-    assert {m: lost.figures[m].mean for m in ("valid_call", "right_tool", "exact_call")} == {
-        "valid_call": 0.0, "right_tool": 0.0, "exact_call": 0.0
-    }  # fmt: skip
-    assert all(r["feedback"] == "no tool call" for r in lost.records)
+    assert evaluated(gold, tasks).results["all"]["exact_call"]["mean"] == 1.0
+    lost = evaluated(empty, tasks)
+    for name in ("valid_call", "right_tool", "exact_call"):
+        assert lost.results["all"][name]["mean"] == 0.0
+    assert all(row["feedback"] == "no tool call" for row in lost.items[0])
 
 
 def test_a_random_choice_of_tool_is_near_chance(pico_tokenizer):
@@ -64,14 +70,10 @@ def test_a_random_choice_of_tool_is_near_chance(pico_tokenizer):
         d.id: Message("assistant", "", (ToolCall(d.tools[i % 3].name, {}),))
         for i, d in enumerate(dialogs)
     }
-    found = evaluate(
-        Scripted(pico_tokenizer, answers),
-        [starter_task(d) for d in dialogs],
-        CallReward(),
-        Sampling(),
-    )
-    rate = found.figures["right_tool"]
-    assert rate.low < 1 / 3 < rate.high and found.figures["valid_call"].mean == 0.0
+    policy = Scripted(pico_tokenizer, answers)
+    figures = evaluated(policy, [starter_task(d) for d in dialogs]).results["all"]
+    rate = figures["right_tool"]
+    assert rate["low"] < 1 / 3 < rate["high"] and figures["valid_call"]["mean"] == 0.0
 
 
 def test_an_environment_that_raises_is_named(pico_tokenizer, capsys):
@@ -103,7 +105,7 @@ def test_an_environment_that_raises_is_named(pico_tokenizer, capsys):
 
 def test_no_tasks_is_an_error(pico_tokenizer):
     with pytest.raises(SharpenError, match="no tasks"):
-        evaluate(Scripted(pico_tokenizer, {}), [], CallReward(), Sampling())
+        evaluated(Scripted(pico_tokenizer, {}), [])
 
 
 SPEC = ToolSpec(
@@ -143,7 +145,7 @@ def test_wilson_known_values():
 
 @given(st.lists(st.sampled_from([0.0, 1.0]) | st.floats(-5, 5), min_size=1, max_size=50))
 def test_figures_hold_their_mean(values):
-    found = figure(values)
+    found = interval(values)
     assert (
         found.low <= found.mean + 1e-9
         and found.mean <= found.high + 1e-9

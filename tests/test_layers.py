@@ -68,7 +68,9 @@ def test_the_core_does_not_import_the_public_namespace():
     wrong = []
     for path in SRC.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            is_import = isinstance(node, ast.Import) and any(a.name == "sharpen" for a in node.names)
+            is_import = isinstance(node, ast.Import) and any(
+                a.name == "sharpen" for a in node.names
+            )
             if is_import:
                 wrong.append(str(path.relative_to(SRC)))
     assert not wrong

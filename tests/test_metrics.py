@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from sharpen.evals import metrics
-from sharpen.evals.intervals import bootstrapped, mcnemar, paired
-from sharpen.evals.metrics import METRICS, Item, find_metrics, measure, summarise
+from sharpen.evals.intervals import bootstrapped, paired
+from sharpen.evals.summary import summarize
+from sharpen.kinds import measure_item
+from sharpen.rewards import metrics
+from sharpen.rewards.metrics import Item, find_metrics
 from sharpen.types import (
     Message,
     Score,
@@ -92,14 +94,14 @@ TABLE = [
 
 @pytest.mark.parametrize(("name", "given", "wanted"), TABLE)
 def test_metrics_have_known_values(name, given, wanted):
-    assert METRICS[name](given) == pytest.approx(wanted)
+    assert measure_item(given).get(name) == pytest.approx(wanted)
 
 
 def test_every_metric_bears_an_answer_of_nothing():
     for gold in (ONE, ASK, {}, {"tools": []}, {"calls": []}):
         for kind in ("calls", "timing", "planning", "end_to_end", ""):
-            measure(item(gold, kind=kind))
-            measure(item(gold, said(""), kind=kind))
+            measure_item(item(gold, kind=kind))
+            measure_item(item(gold, said(""), kind=kind))
 
 
 def test_decisions_by_class():
@@ -107,14 +109,35 @@ def test_decisions_by_class():
     told = {"c": said("", ("f", {})), "a": said("Which?"), "": said("")}
     due = {"c": {"decision": "call"}, "a": ASK, "d": {"decision": "decline"}}
     pairs = [("c", "c"), ("c", "a"), ("a", "a"), ("d", "")]
-    rows = [measure(item(due[d], told[t], kind="timing")) for d, t in pairs]
-    found = {name: (f.mean, f.count) for name, f in summarise(rows).items()}
+    items = [item(due[d], told[t], kind="timing") for d, t in pairs]
+    found = {name: (f.mean, f.count) for name, f in summarize(rows_of(items)).items()}
     assert found["timing_precision_call"] == (1.0, 1) and found["timing_recall_call"] == (0.5, 2)
     assert found["timing_f1_call"][0] == pytest.approx(2 / 3)
     assert found["timing_precision_ask"] == (0.5, 2) and found["timing_recall_ask"] == (1.0, 1)
     assert found["timing_f1_ask"][0] == pytest.approx(2 / 3)
     assert found["timing_precision_decline"] == (0.0, 0)  # never taken: nothing is known
     assert found["timing_recall_decline"] == (0.0, 1) and found["timing_precision"][0] == 0.5
+
+
+def rows_of(items):
+    """Item rows as an evaluation keeps them, each of a task of its own."""
+    return [
+        {"id": str(n), "solved": one.score.is_solved, "metrics": measure_item(one)}
+        for n, one in enumerate(items)
+    ]
+
+
+def test_several_samples_of_a_task_count_once():
+    """Two tasks, three samples each: one solves 2 of 3, the other none."""
+    rows = []
+    for task, values in (("a", (1.0, 1.0, 0.0)), ("b", (0.0, 0.0, 0.0))):
+        for value in values:
+            rows.append({"id": task, "solved": value == 1, "metrics": {"accuracy": value}})
+    figures = summarize(rows)
+    assert figures["accuracy"].mean == pytest.approx(1 / 3) == figures["avg@3"].mean
+    assert figures["accuracy"].count == 2
+    assert figures["pass@3"].mean == 0.5
+    assert figures["pass^3"].mean == 0.0
 
 
 def test_names_and_aliases():
@@ -131,7 +154,8 @@ def test_intervals_and_paired_tests():
     assert bootstrapped([1.0] * 64).low == pytest.approx(0.9434, abs=1e-4)  # Wilson's
     assert bootstrapped([1.0, 0.0], [3.0, 1.0]).mean == 0.75
     assert bootstrapped([0.25, 0.5, 1.0]) == bootstrapped([0.25, 0.5, 1.0])
-    assert mcnemar(8, 2) == pytest.approx(0.109375) and mcnemar(0, 0) == mcnemar(3, 3) == 1.0
+    changed = paired([0.0] * 8 + [1.0] * 2, [1.0] * 8 + [0.0] * 2)
+    assert changed.p == pytest.approx(0.109375) and changed.test == "McNemar"
     lost = paired([1.0] * 20 + [0.0] * 20, [0.0] * 10 + [1.0] * 10 + [0.0] * 20)
     assert lost.difference == -0.25 and lost.high < 0 and lost.p == pytest.approx(2 / 1024)
     values = [i / 40 for i in range(40)]
@@ -146,7 +170,7 @@ def test_metric_code_is_fast():
     spans = list[float]()
     for _ in range(5):  # of the code alone: a machine that halts for a moment is not its doing
         started = time.process_time()
-        summarise([measure(row) for row in rows])
+        summarize(rows_of(rows))
         spans.append(time.process_time() - started)
     rate = len(rows) / min(spans)
     assert rate > 2000, f"{rate:.0f} items/s"  # 12,000 on a quiet machine

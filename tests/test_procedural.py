@@ -14,8 +14,8 @@ import pytest
 from sharpen.calls import compact_json
 from sharpen.config import ConfigError
 from sharpen.data.sources import read_rows, read_tasks
-from sharpen.envs.auto import Auto
 from sharpen.envs.toolworld import ToolWorld
+from sharpen.kinds import KindEnvironment
 from sharpen.models.load import ModelConfig
 from sharpen.policy.local import LocalPolicy
 from sharpen.rewards.verifiable import VerifiableRewardCalculator
@@ -126,7 +126,7 @@ def test_a_small_model_is_right_now_and_then_at_level_0(smollm2_tokenizer, kind,
     policy = LocalPolicy.load(ModelConfig(base_model="smollm2-135m"))
     tasks = list(read_tasks(f"procedural/{kind}:train?count=16"))
     with VerifiableRewardCalculator() as reward:
-        trajectories = rollout(policy, tasks, Auto, Sampling(tokens), max_turns=1)
+        trajectories = rollout(policy, tasks, KindEnvironment, Sampling(tokens), max_turns=1)
         parts = [reward.score(*pair).parts for pair in zip(tasks, trajectories, strict=True)]
     right = sum(part["correctness"] for part in parts)
     print(f"{kind}: {right:g} of {len(tasks)}")

@@ -10,6 +10,8 @@ from functools import partial
 import pytest
 
 from sharpen.config import ConfigError
+from sharpen.envs.find import find_environment
+from sharpen.envs.one_turn import OneTurn
 from sharpen.envs.toolworld import ToolWorld
 from sharpen.evals.evaluator import evaluate
 from sharpen.models.load import ModelConfig
@@ -17,7 +19,7 @@ from sharpen.pipeline import Recipe, run_recipe
 from sharpen.policy.local import LocalPolicy
 from sharpen.records import write_jsonl
 from sharpen.render import Renderer, assistant_text
-from sharpen.rollout import Limits, OneTurn, find_environment, rollout
+from sharpen.rollout import Limits, rollout
 from sharpen.rows import task_to_row
 from sharpen.train.rl_data import trajectory_to_datums
 from sharpen.types import (
@@ -97,7 +99,7 @@ def test_an_environment_that_raises_ends_its_own_episode(bench):
 
 
 OWN = """
-from sharpen.rollout import OneTurn
+from sharpen.envs.one_turn import OneTurn
 
 
 class World(OneTurn):

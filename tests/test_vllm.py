@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from sharpen.envs.one_turn import OneTurn
 from sharpen.models.load import ModelConfig
 from sharpen.policy.local import LocalPolicy
 from sharpen.policy.remote import RemoteLimits
 from sharpen.policy.vllm import VLLMPolicy
-from sharpen.rollout import OneTurn, rollout
+from sharpen.rollout import rollout
 from sharpen.types import (
     Dialog,
     Message,
