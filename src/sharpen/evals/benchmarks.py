@@ -41,7 +41,7 @@ _GRAPH_HINT = "Answer with the plan as a graph:\nNode:\n1: a tool's name\nEdge: 
 
 # what was imported, the raw record, its file → tasks, or why there is none
 Prepare = Callable[[Any, Json, Path], Iterable[Task | RowError]]
-MakeSuiteEnvironment = Callable[[Sequence[Task], Path, Policy | None], MakeEnvironment]
+_MakeSuiteEnvironment = Callable[[Sequence[Task], Path, Policy | None], MakeEnvironment]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Benchmark:
     prepare: Prepare = as_imported
     hint: str = ""  # added to every instruction
     max_tokens: int = 0  # of an answer; 0: the kind's
-    make_environment: MakeSuiteEnvironment | None = None  # where the kind's own needs files
+    make_environment: _MakeSuiteEnvironment | None = None  # where the kind's own needs files
     generate: Callable[[int], Iterator[Task]] | None = None
     min_size: int = 2  # of a made one
 

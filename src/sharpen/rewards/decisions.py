@@ -16,10 +16,10 @@ def decision_of(trajectory: Trajectory) -> str:
     """Returns the decision of the first turn; "" for silence and for words without an end."""
     if not trajectory.turns:
         return ""
-    return decision_of_turn(trajectory.turns[0])
+    return _decision_of_turn(trajectory.turns[0])
 
 
-def decision_of_turn(turn: Turn) -> str:
+def _decision_of_turn(turn: Turn) -> str:
     """Returns what one turn decides. A call that cannot be parsed is the decision to call."""
     if turn.message.tool_calls or turn.message.unparsed:
         return "call"
@@ -44,10 +44,10 @@ def gold_decision(task: Task) -> str:
             decision = "decline"  # no call is right
         else:
             return ""
-    return normal_decision(str(decision))
+    return _normal_decision(str(decision))
 
 
-def normal_decision(name: str) -> str:
+def _normal_decision(name: str) -> str:
     """Returns one of `DECISIONS` for a data set's own word."""
     return _SYNONYMS.get(name, name)
 
