@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from sharpen.merge.checkpoint import ShardWriter, Spec
+from sharpen.merge.checkpoint import ShardWriter, TensorSpec
 
 SHAPES = {  # hidden, inner, layers, heads, key-value heads, vocabulary, tied head
     "0.5b": (896, 4864, 24, 14, 2, 151_936, True),
@@ -26,7 +26,7 @@ SHAPES = {  # hidden, inner, layers, heads, key-value heads, vocabulary, tied he
 WANTED = {"linear": 4, "slerp": 4, "ties": 10, "dare_ties": 10, "task_arithmetic": 4}
 
 
-def specs(shape: str) -> dict[str, Spec]:
+def specs(shape: str) -> dict[str, TensorSpec]:
     hidden, inner, layers, heads, groups, vocabulary, tied = SHAPES[shape]
     narrow = hidden // heads * groups
     sizes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
@@ -43,7 +43,7 @@ def specs(shape: str) -> dict[str, Spec]:
     sizes["model.norm.weight"] = (hidden,)
     if not tied:
         sizes["lm_head.weight"] = (vocabulary, hidden)
-    return {name: Spec("bfloat16", size) for name, size in sizes.items()}
+    return {name: TensorSpec("bfloat16", size) for name, size in sizes.items()}
 
 
 def make_model(folder: Path, shape: str, seed: int, base_seed: int = 0) -> None:

@@ -172,7 +172,7 @@ def test_rounding_is_that_of_torch(dtype: torch.dtype) -> None:
     """Random numbers of every size, those half-way between two, and small integers."""
     random, name = torch.Generator().manual_seed(0), str(dtype).removeprefix("torch.")
     draws = torch.randn(60_000, generator=random)
-    halves = (draws.to(dtype).float().view(torch.int32) | (1 << tiles.NARROW[name][0] - 1)).view(
+    halves = (draws.to(dtype).float().view(torch.int32) | (1 << tiles.HALF_PRECISION[name][0] - 1)).view(
         torch.float32
     )
     low, high = (1e-37, 1e33) if dtype == torch.bfloat16 else (0.0, 65_000)
@@ -180,7 +180,7 @@ def test_rounding_is_that_of_torch(dtype: torch.dtype) -> None:
     for values in (draws, -draws, halves, -halves, sizes, torch.arange(5000.0)):
         wanted = values.to(dtype)
         for copy in (values.clone(), values.clone().numpy()):
-            assert torch.equal(torch.as_tensor(tiles.rounded(copy, name)), wanted.float())
+            assert torch.equal(torch.as_tensor(tiles.round_in_place(copy, name)), wanted.float())
         raw = torch.from_numpy(tiles.encode(values.clone().numpy(), name).view("int16"))
         assert torch.equal(raw.view(dtype), wanted)
         assert torch.equal(
@@ -445,7 +445,7 @@ def test_selection_is_exact_across_tiles(kind: str) -> None:
         len(pieces), lambda i: tiles.Tile((pieces[i],), i, i * 5 * 33), values.numel(), "float32"
     )
     for k in (1, 7, 1000, values.numel()):
-        (top,) = tiles.select(x, lambda t: [tiles.magnitudes(t.tensors[0])], [(0, k)])
+        (top,) = tiles.find_top_k(x, lambda t: [tiles.magnitudes(t.tensors[0])], [(0, k)])
         masks = [torch.as_tensor(top.mask(i, tiles.magnitudes(p))) for i, p in enumerate(pieces)]
         limit = values.abs().reshape(-1).sort(descending=True).values[k - 1]
         mask = torch.cat(masks)
