@@ -72,4 +72,4 @@ def starter_task(dialog: Dialog) -> Task:
     """Returns the dialog's request as a task with its call as gold."""
     request, answer = dialog.messages
     gold = {"calls": written(*answer.tool_calls)}
-    return Task(dialog.id, request.content, dialog.tools, gold, kind="call")
+    return Task(dialog.id, request.content, dialog.tools, gold, kind="calls")

@@ -101,7 +101,7 @@ def dbbench(row: Json) -> Task:
     gold = {"answers": row["label"]}
     if row.get("answer_md5"):
         gold["table_md5"] = row["answer_md5"]
-    return task("sql", request, gold, type=row["type"], table=row["table"], sql=row.get("sql"))
+    return task("set", request, gold, type=row["type"], table=row["table"], sql=row.get("sql"))
 
 
 # Facts and retrieval from long texts -------------------------------------------------------------
@@ -135,9 +135,9 @@ def llmcompiler(row: Json) -> Task:
 @Importer(has("prompt expected_number"))
 def longeval(row: Json) -> Task:
     """LongEval line retrieval: one number among many lines."""
-    gold = {"answers": [str(row["expected_number"])]}
+    gold = {"answer": str(row["expected_number"])}
     metadata = pick_fields(row, "num_lines", "token_size", "random_idx")
-    return task("retrieval", row["prompt"], gold, **metadata)
+    return task("math", row["prompt"], gold, **metadata)
 
 
 @Importer(has("ordered_kv_records key"))
@@ -166,7 +166,7 @@ def in3(row: Json) -> Task:
     vague = row["vague"]
     require(isinstance(vague, bool), f"vague: expected true or false, found {vague!r}")
     gold = {"decision": "ask" if vague else "act", "missing": row["missing_details"]}
-    return task("timing", row["task"], gold, category=row["category"], thought=row["thought"])
+    return task("decision", row["task"], gold, category=row["category"], thought=row["thought"])
 
 
 @Importer(has("correct_answer answers tools|chosen_response"))
@@ -183,4 +183,4 @@ def when2call(row: Json) -> ParsedRow:
     gold = {"decision": decision, "answer": row["answers"][answer_kind]}
     metadata = other_fields(row, "question", "tools", "uuid")
     task_id = str(row.get("uuid", ""))
-    return Task(task_id, row["question"], tools, gold, "timing", metadata=metadata)
+    return Task(task_id, row["question"], tools, gold, "decision", metadata=metadata)

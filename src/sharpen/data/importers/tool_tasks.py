@@ -76,8 +76,8 @@ def _bfcl_gold(row: Json, answers: Json) -> tuple[str, Json]:
     if row_id not in answers:
         require("relevance" in row_id, f"no answer for {row_id} in possible_answer/")
         if "irrelevance" in row_id:
-            return "calls", {"calls": []}
-        return "timing", {"decision": "call"}
+            return "no_call", {"calls": []}
+        return "any_call", {"decision": "call"}
     answer = answers[row_id]
     if isinstance(answer, str):
         return "rest", {"response": parse_literal(answer)}
@@ -185,7 +185,7 @@ def metatool(row: Json, tools: ToolCatalogue) -> Task:
     """MetaTool rows: `Query` and the one right `Tool`, with the tools in `plugin_des.json`."""
     gold_tools = look_up([row["Tool"]], tools, "plugin_des.json")
     offered_tools = offer_tools(gold_tools, tools, row["Query"])
-    return Task("", row["Query"], offered_tools, {"tools": [row["Tool"]]}, "selection")
+    return Task("", row["Query"], offered_tools, {"tools": [row["Tool"]]}, "tool_choice")
 
 
 # ToolBench and ToolAlpaca ------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def toolbench_queries(row: Json) -> Task:
     tools = tuple(_toolbench_tool(api) for api in row.get("api_list") or [])
     gold_names = [_toolbench_name(*pair) for pair in row.get("relevant APIs") or []]
     if gold_names:
-        kind = "selection"
+        kind = "tool_choice"
         gold = {"tools": gold_names}
     else:
         kind = "open"
@@ -321,7 +321,7 @@ def worfbench(row: Json) -> Task:
     tools = tools_from(tool_list[1] if tool_list else None)
     gold = read_plan(answer.content)
     metadata = {"source": row["source"]}
-    return Task(row["id"], request.content, tools, gold, "planning", "", tuple(context), metadata)
+    return Task(row["id"], request.content, tools, gold, "plan_graph", "", tuple(context), metadata)
 
 
 def _taskbench_field(row: Json, name: str) -> Any:
@@ -360,7 +360,7 @@ def taskbench(row: Json, tools: ToolCatalogue) -> Task:
         steps.append(step)
     request = (row.get("user_request") or row["instruction"]).strip()
     return task(
-        "planning",
+        "plan_graph",
         request,
         {"nodes": steps, "edges": edges},
         id=row["id"],
