@@ -151,3 +151,9 @@ def test_where_the_place_in_the_line_matters_nothing_is_shared(pico_folder, sett
     assert shares_prompts(decoder) == shared
     del decoder.rotary_emb
     assert not shares_prompts(decoder)
+
+
+def test_a_line_of_one_row_without_padding():
+    arguments = packed_arguments([300], np.arange(300), "cpu")
+    assert arguments["row_ends"].tolist() == [0, 300]
+    assert arguments["longest_row"] >= 300
