@@ -126,7 +126,7 @@ class Worker:
 
     def start_clock(self, limits: Limits) -> None:
         """Apply these limits from now on."""
-        self._limits = limits
+        self.limits = limits
         self._started = time.monotonic()
         self._memory_checked = self._started
         self._deadline = self._started + limits.wall_s
@@ -168,7 +168,7 @@ class Worker:
                 self.stopped = self.stopped or "wall"
             elif now > self._memory_checked + TICK_S:
                 self._memory_checked = now
-                if _resident_bytes(self.process.pid) > 2 * self._limits.memory_mb << 20:
+                if _resident_bytes(self.process.pid) > 2 * self.limits.memory_mb << 20:
                     self.stopped = "memory"
             if self._channel_closed or self.stopped:
                 return None
@@ -179,7 +179,7 @@ class Worker:
 
     def _read_ready(self, timeout_s: float) -> bool:
         """Read what has come and keep what is within the limits. False if nothing has come."""
-        output_limit = self._limits.output_kb << 10
+        output_limit = self.limits.output_kb << 10
         ready = self._poll.poll(1000 * timeout_s)
         for file, _ in ready:
             try:
