@@ -14,7 +14,7 @@ LAYERS = (
     ("types",),
     ("config",),
     ("records", "rows", "calls", "progress"),
-    ("render", "tools", "sandbox", "sandbox_worker", "report"),
+    ("render", "tools", "sandbox", "report"),
     ("models", "world"),
     ("policy", "rewards", "merge"),
     ("envs",),
