@@ -14,7 +14,7 @@ LAYERS = (
     ("types",),
     ("config",),
     ("records", "rows", "calls", "progress"),
-    ("render", "tools", "sandbox", "report"),
+    ("render", "tools", "sandbox", "sandbox_worker", "report"),
     ("models", "world"),
     ("policy", "rewards", "merge"),
     ("envs",),
