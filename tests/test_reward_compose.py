@@ -228,7 +228,7 @@ def test_try_shows_gold_beside_nothing(sharpen, tmp_path):
     found = json.loads(out.splitlines()[-1])
     assert found["mean"] == {"gold": 1.0, "empty": -1.0} and found["failures"] == {}
     assert [row["what"] for row in found["rows"]] == ["gold", "empty"]
-    assert "agent.task_completion 1.00" in out and "no_call: 1" in out
+    assert "task_completion 1.00" in out and "no_call: 1" in out
 
 
 def test_try_scores_responses_and_trajectories(sharpen, tmp_path):

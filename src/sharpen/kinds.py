@@ -97,7 +97,7 @@ class TaskKind:
     make_reward: Callable[[], Reward]
     make_environment: MakeEnvironment = OneTurn
     gold_messages: Callable[[Task], list[Message]] = gold_answers.world_turns
-    max_turns: int = 1
+    max_turns: int = _WORLD_TURNS  # an environment may end the episode earlier
     max_tokens: int = 256  # of a turn
     metrics: tuple[str, ...] = ("accuracy",)
 
@@ -107,7 +107,7 @@ def _verified(
     about: str,
     make_environment: MakeEnvironment = OneTurn,
     gold_messages: Callable[[Task], list[Message]] = gold_answers.answer_text,
-    max_turns: int = 1,
+    max_turns: int = _WORLD_TURNS,
     max_tokens: int = 512,
 ) -> TaskKind:
     """A kind whose last message is checked by a verifier."""

@@ -127,7 +127,9 @@ def _own_suite(spec: str) -> Suite:
         return found
     tasks = list(found()) if callable(found) else []
     if not tasks or not all(isinstance(task, Task) for task in tasks):
-        raise SharpenError(f"benchmark {spec!r}: expected a Suite, or a function that returns Tasks")
+        raise SharpenError(
+            f"benchmark {spec!r}: expected a Suite, or a function that returns Tasks"
+        )
     return tasks_suite(spec, tasks)
 
 

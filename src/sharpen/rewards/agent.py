@@ -6,7 +6,6 @@ lowest score, below every attempt. Training (GRPO, preference pairs) and evaluat
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,9 +17,10 @@ from pydantic import Field, field_validator
 from sharpen.calls import parse_message
 from sharpen.config import Config, parse_config, read_yaml
 from sharpen.rewards.calls import ToolVerifier, call_key
+from sharpen.rewards.decisions import ASKS_PATTERN, REFUSES_PATTERN
 from sharpen.rewards.plan_evaluator import PlanEvaluator
 from sharpen.rewards.trajectory import turns_from_steps, words
-from sharpen.rewards.trajectory_facts import MAX_TEXT_CHARS, TrajectoryFacts, collect_facts
+from sharpen.rewards.trajectory_facts import TrajectoryFacts, collect_facts
 from sharpen.rows import number_field, tools_from_wire
 from sharpen.types import Json, Score, StopReason, Task, ToolCall, ToolSpec, Trajectory, Turn
 from sharpen.world.episode import World
@@ -29,9 +29,6 @@ from sharpen.world.gold import MAX_CALLS
 _SETTINGS = read_yaml(Path(__file__).with_suffix(".yaml"))
 WEIGHTS: dict[str, float] = _SETTINGS["weights"]
 PENALTIES: dict[str, float] = _SETTINGS["penalties"]
-ASKS = re.compile(_SETTINGS["asks"], re.I)
-REFUSES = re.compile(_SETTINGS["refuses"], re.I)
-LOOKED_AT = MAX_TEXT_CHARS  # the name that evals/metrics.py reads
 _MAX_FEEDBACK_CHARS = 1000
 
 
@@ -121,7 +118,8 @@ class AgentRewardModel:
         if facts.plan_success is not None:
             breakdown["plan_success"] = float(facts.plan_success)
         breakdown |= penalties
-        return Score(value, breakdown, _write_feedback(facts, parts, penalty_counts))
+        feedback = _write_feedback(facts, parts, penalty_counts)
+        return Score(value, breakdown, feedback, _is_solved(facts, parts))
 
     def _average_parts(self, parts: Mapping[str, float]) -> float:
         """Returns the weighted mean of the parts that were scored."""
@@ -161,10 +159,26 @@ def _score_parts(facts: TrajectoryFacts) -> dict[str, float]:
     return parts
 
 
+def _is_solved(facts: TrajectoryFacts, parts: Mapping[str, float]) -> bool | None:
+    """Whether the task is done; None where gold does not say what is right.
+
+    A timing task is solved by the right decision alone; how well it is carried out is partial
+    credit. Where gold names tools without arguments, exactly these tools solve it."""
+    if facts.decision == "unknown":
+        return None
+    if facts.task.kind == "timing" and facts.gold_decision:
+        return facts.first_decision == facts.gold_decision
+    if "task_completion" in parts:
+        return parts["task_completion"] == 1
+    return parts.get("tool_accuracy") == 1
+
+
 def _task_completion(facts: TrajectoryFacts) -> float | None:
     """1 if the task is done: by execution, by exactly gold's calls, or by the right words."""
     if facts.decision == "unknown":
         return None
+    if facts.decision != "call" and facts.task.kind == "timing":
+        return float(facts.first_decision == facts.gold_decision)
     if facts.decision != "call":
         return 1.0 if _timing_quality(facts) == 1.0 else 0.0
     if facts.wanted_calls is None or not facts.wants_arguments:
@@ -243,7 +257,7 @@ def _says_the_decision(facts: TrajectoryFacts) -> bool:
         return _gives_the_gold_answer(facts)
     if facts.decision == "none":
         return True
-    refuses = bool(REFUSES.search(facts.final_text))
+    refuses = bool(REFUSES_PATTERN.search(facts.final_text))
     return refuses == (facts.decision == "decline")
 
 
@@ -259,7 +273,7 @@ def _asks_for_what_is_missing(facts: TrajectoryFacts) -> bool:
         about = f"{name} {field.get('description')}"
         if not words(about.replace("_", " ")) & said_words:
             return False
-    return bool(ASKS.search(facts.final_text))
+    return bool(ASKS_PATTERN.search(facts.final_text))
 
 
 def _gives_the_gold_answer(facts: TrajectoryFacts) -> bool:

@@ -294,6 +294,14 @@ class ToolCallEvaluator:
         return is_right
 
 
+def checked_tools(task: Task) -> tuple[ToolSpec, ...]:
+    """Returns the tools by whose types calls are judged: the declared ones, where the model was
+    shown text arguments in another language."""
+    functions = task.metadata.get("functions") or ()
+    declared = tuple(ToolSpec(f["name"], "", f["parameters"]) for f in functions)
+    return declared or task.tools
+
+
 class CallReward:
     """1 when the first turn makes exactly the calls of `gold["calls"]`; parts say how near."""
 
@@ -303,20 +311,22 @@ class CallReward:
         gold_calls = [
             call_from_wire(row, task.id, f"gold.calls[{i}]") for i, row in enumerate(gold_rows)
         ]
+        tools = checked_tools(task)
         evaluator = ToolCallEvaluator(
-            task.tools,
+            tools,
             allowed=task.gold.get("match") == "allowed",
             language=task.gold.get("language", "python"),
         )
         silence_is_right = not gold_calls and not message.tool_calls and not message.unparsed
-        problems = [] if silence_is_right else call_problems(message, task.tools)
+        problems = [] if silence_is_right else call_problems(message, tools)
         names = sorted(call.name for call in message.tool_calls)
         gold_names = sorted(call.name for call in gold_calls)
         attempts = [*message.tool_calls, *message.unparsed]
-        exact = float(evaluator.evaluate_calls(attempts, gold_calls)["overall_correct"])
+        is_exact = bool(evaluator.evaluate_calls(attempts, gold_calls)["overall_correct"])
+        exact = float(is_exact)
         parts = {
             "valid_call": float(not problems),
             "right_tool": float(names == gold_names),
             "exact_call": exact,
         }
-        return Score(exact, parts, "; ".join(problems))
+        return Score(exact, parts, "; ".join(problems), solved=is_exact)

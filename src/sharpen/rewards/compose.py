@@ -97,7 +97,7 @@ def _find_score_function(
 
 
 class _ComposedReward:
-    """A weighted sum of rewards.
+    """A weighted sum of rewards. A task is solved if every part that says so says yes.
 
     A part that raises, hangs or gives no finite number adds nothing: it counts in `failures` and
     in the score's `failed`, and the feedback says why."""
@@ -115,6 +115,7 @@ class _ComposedReward:
         notes: list[str] = []
         failed = 0
         total = 0.0
+        verdicts: list[bool] = []  # of the parts that say whether the task is solved
         for part in self.config.parts:
             try:
                 score = as_score(self._score_functions[part.name](task, trajectory))
@@ -128,6 +129,8 @@ class _ComposedReward:
                 parts[f"{part.name}.{name}"] = value
             parts[part.name] = score.value
             total += part.weight * score.value
+            if score.solved is not None:
+                verdicts.append(score.solved)
             if score.feedback:
                 notes.append(f"{part.name}: {score.feedback}")
         if self.config.normalise:
@@ -135,10 +138,12 @@ class _ComposedReward:
         for gate in reversed(self.config.gates):  # so the first gate that is shut decides
             if parts.get(gate.part, -math.inf) < gate.at_least:
                 total = gate.otherwise
+                verdicts.append(False)
                 notes.append(f"gate: {gate.part} < {gate.at_least:g}")
         low, high = self.config.clip
         value = min(max(total, low), high)
-        return Score(value, parts | {"failed": failed}, "; ".join(notes))
+        solved = all(verdicts) if verdicts else None
+        return Score(value, parts | {"failed": failed}, "; ".join(notes), solved)
 
 
 def _check_config(config: RewardConfig) -> None:

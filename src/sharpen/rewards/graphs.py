@@ -147,7 +147,7 @@ class PlanGraphReward:
         try:
             plan = read_plan(text)
         except RowError as error:
-            return Score(0.0, parts, error.reason)
+            return Score(0.0, parts, error.reason, solved=False)
         gold_id_of = _match_nodes(plan["nodes"], gold["nodes"])
         gold_edges = {tuple(edge) for edge in gold["edges"]}
         edges = {(gold_id_of.get(a, ""), gold_id_of.get(b, "")) for a, b in plan["edges"]}
@@ -160,7 +160,7 @@ class PlanGraphReward:
         parts["valid"] = float(is_dag(plan["edges"]))
         success = parts["valid"] == 1 and parts["node_f1"] == 1 and parts["edge_f1"] == 1
         parts["plan_success"] = float(success)
-        return Score(parts["graph_f1"], parts)
+        return Score(parts["graph_f1"], parts, solved=success)
 
 
 # Actions ------------------------------------------------------------------------------------------
@@ -184,14 +184,14 @@ class ActionsReward:
         outputs_told = all(_normalize_output(str(output)) in said_text for output in outputs)
         is_silent = not calls and not said_text.strip()  # silence solves nothing
         recall = evaluator.evaluate_calls(calls, gold_calls)["recall"]
-        success = float(actions_right and outputs_told and not is_silent)
+        success = bool(actions_right and outputs_told and not is_silent)
         parts = {
             "actions_right": float(actions_right),
             "outputs_told": float(outputs_told),
-            "success": success,
+            "success": float(success),
             "action_recall": 0.0 if is_silent else recall,
         }
-        return Score(success, parts)
+        return Score(float(success), parts, solved=success)
 
 
 def _changing(calls: Sequence[ToolCall]) -> list[ToolCall]:

@@ -12,10 +12,16 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from sharpen.rewards.agent import PlanEvaluator
-from sharpen.rewards.calls import ToolCallEvaluator, as_call, call_key, value_key
+from sharpen.rewards.calls import (
+    ToolCallEvaluator,
+    as_call,
+    call_key,
+    checked_tools,
+    value_key,
+)
 from sharpen.rewards.decisions import DECISIONS, decision_of, gold_decision
-from sharpen.types import Score, SharpenError, Task, ToolCall, ToolSpec, Trajectory
+from sharpen.rewards.plan_evaluator import PlanEvaluator
+from sharpen.types import Score, SharpenError, Task, ToolCall, Trajectory
 from sharpen.world.gold import example
 
 _RANKS = (1, 3, 5)
@@ -152,13 +158,6 @@ def _decision_class(name: str, measure_name: str) -> Metric:
         return float(is_decided and is_gold), weights[measure_name]
 
     return class_metric
-
-
-def checked_tools(task: Task) -> tuple[ToolSpec, ...]:
-    """The tools by whose types calls are judged: the declared ones, where text was shown."""
-    functions = task.metadata.get("functions") or ()
-    declared = tuple(ToolSpec(f["name"], "", f["parameters"]) for f in functions)
-    return declared or task.tools
 
 
 def argument_accuracy(item: Item) -> MetricValue:

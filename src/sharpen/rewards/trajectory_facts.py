@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sharpen.rewards.calls import ToolCallEvaluator, ToolVerifier
+from sharpen.rewards.decisions import MAX_TEXT_CHARS, decision_of, gold_decision
 from sharpen.rewards.plan_evaluator import PlanEvaluator
 from sharpen.types import Json, StopReason, Task, ToolCall, ToolSpec, Trajectory
 from sharpen.world.episode import Episode, World, shipped_world
 from sharpen.world.gold import CallExecutor, gold_calls, gold_outcome, start
-
-MAX_TEXT_CHARS = 20_000  # of the final text; the rest is not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +31,7 @@ class TrajectoryFacts:
     invented_tools: tuple[str, ...]  # a name for each call of a tool that is not on offer
     invalid_calls: tuple[str, ...]  # a complaint for each call that does not fit its schema
     differences: tuple[str, ...] | None  # from gold's end state; None: it cannot be executed
+    first_decision: str  # that the first turn takes: call, ask, answer, decline or ""
     decision: str  # that gold takes: call, ask, answer, decline, none (no call) or unknown
     wanted_calls: tuple[ToolCall, ...] | None  # None: not known
     wants_arguments: bool  # gold has whole calls, not only the names of tools
@@ -44,6 +44,11 @@ class TrajectoryFacts:
         if self.differences is None:
             return self.match["overall_correct"]
         return not self.differences
+
+    @property
+    def gold_decision(self) -> str:
+        """Gold's decision in the words of `DECISIONS`; "" where any may be right."""
+        return gold_decision(self.task)
 
     @property
     def silent(self) -> bool:
@@ -113,6 +118,7 @@ def collect_facts(
         invented_tools=tuple(invented_tools),
         invalid_calls=tuple(invalid_calls),
         differences=differences,
+        first_decision=decision_of(trajectory),
         decision=decision,
         wanted_calls=None if wanted_calls is None else tuple(wanted_calls),
         wants_arguments=wants_arguments,

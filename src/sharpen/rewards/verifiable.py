@@ -28,6 +28,8 @@ _CORRECTNESS_WEIGHT = 0.9
 _FORMAT_WEIGHT = 0.1
 _STEP = re.compile(r"第[一二三四五六七八九十\d]+步|步骤\s*\d|\b[Ss]tep\s+\d")
 # kind → the field of gold that a plain ground truth is stored in; "answers" for all others
+# kinds that are played in other environments and verified alike
+_VERIFIED_AS = {"code_session": "code", "sql_session": "sql", "database_state": "tool_state"}
 GOLD_KEYS = {"math": "answer", "choice": "answer", "code": "tests", "json": "json", "sql": "sql"}
 
 
@@ -88,7 +90,7 @@ class VerifiableRewardCalculator(contextlib.AbstractContextManager):
             return list(threads.map(lambda row: function(*row), rows))
 
     def score(self, task: Task, trajectory: Trajectory) -> Score:
-        kind = _check_kind(task.kind or self.task_type, task.id)
+        kind = _check_kind(_VERIFIED_AS.get(task.kind, task.kind) or self.task_type, task.id)
         if kind == "tool_state":
             return self._score_end_state(task, trajectory)
         response = trajectory.turns[-1].message.content if trajectory.turns else ""
@@ -100,7 +102,7 @@ class VerifiableRewardCalculator(contextlib.AbstractContextManager):
         value = float(self.end_state(task, trajectory))
         if not math.isfinite(value):
             raise RowError(task.id, f"end_state gave {value}")
-        return Score(value, {"correctness": value})
+        return Score(value, {"correctness": value}, solved=value >= 1)
 
     def _score_response(self, kind: str, response: Any, gold: Json, where: str) -> Score:
         text = response[-_MAX_RESPONSE:] if isinstance(response, str) else ""
@@ -115,7 +117,8 @@ class VerifiableRewardCalculator(contextlib.AbstractContextManager):
         is_broken_program = kind == "code" and correctness != 1
         form = 0.0 if is_broken_program else _format_score(kind, text)
         value = _CORRECTNESS_WEIGHT * correctness + _FORMAT_WEIGHT * form
-        return Score(value, {"correctness": correctness, "format": form}, problem)
+        parts = {"correctness": correctness, "format": form}
+        return Score(value, parts, problem, solved=correctness == 1)
 
     def close(self) -> None:
         self.judge.close()

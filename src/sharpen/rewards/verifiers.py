@@ -163,7 +163,6 @@ VERIFIERS: dict[str, _Verifier] = {
     "choice": _verify_choice,
     "exact": _verify_exact,
     "qa": _verify_exact,
-    "retrieval": _verify_exact,
 }
 
 
