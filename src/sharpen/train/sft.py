@@ -6,25 +6,22 @@ checkpoint with the same losses.
 
 from __future__ import annotations
 
-import copy
 import math
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sharpen.data.sources import resolve
-from sharpen.models.load import attach_lora, load_model, load_tokenizer
-from sharpen.records import RunFolder, atomic_folder, sha256_file
-from sharpen.render import Renderer, hermes_template
+from sharpen.models.load import load_model, load_tokenizer
+from sharpen.render import Renderer
 from sharpen.tools import load_object
 from sharpen.train.batching import Batch
-from sharpen.train.config import AgentSFTConfig, RunConfig
+from sharpen.train.config import AgentSFTConfig
 from sharpen.train.dataset import TrainingRows
 from sharpen.train.display import peak_memory
 from sharpen.train.learner import Learner
-from sharpen.train.run import TrainingRun, first_process
+from sharpen.train.run import TrainingRun
+from sharpen.train.run_setup import finish_with_best, make_trainable, open_folder, save_trained
 from sharpen.types import Datum, Json, SharpenError
 
 
@@ -97,48 +94,13 @@ class AgentSFTTrainer:
 
     def finish(self) -> None:
         """`final/`: the best weights where they were measured, else the last."""
-        if not (self.output / "best").is_dir():
-            self.save_model(self.output / "final")
-        elif self.learner.processes.rank == 0:
-            with atomic_folder(self.output / "final") as work:
-                shutil.copytree(self.output / "best", work, dirs_exist_ok=True)
+        finish_with_best(self.output, self.save_model)
         if self.data and self.data.replay and self.learner.processes.rank == 0:
             self.data.replay.save(self.output / "replay.json")
 
     def save_model(self, path: str | Path) -> None:
         """A plain PEFT adapter or model folder, with the tokenizer and template of the training."""
         save_trained(self.learner, self.renderer, path)
-
-
-def make_trainable(model: Any, config: RunConfig) -> Any:
-    """All weights, or a fresh adapter."""
-    import torch
-
-    if config.full:
-        return model.requires_grad_(True)
-    torch.manual_seed(config.seed)  # the adapter's first weights are random
-    return attach_lora(model, config)
-
-
-def save_trained(
-    learner: Learner, renderer: Renderer, path: str | Path, whole: bool = False
-) -> None:
-    """`whole`: with the adapter merged into a copy of its base, at the cost of a second model in
-    the CPU's memory."""
-    weights = learner.weights()  # of all processes, before the first one writes
-    if learner.processes.rank:
-        return
-    tokenizer = renderer.tokenizer
-    if renderer.template is None:
-        tokenizer.chat_template = hermes_template()
-    with atomic_folder(path) as work:
-        if whole and hasattr(learner.model, "merge_and_unload"):
-            copied = copy.deepcopy(learner.model.to("cpu"))
-            learner.model.to(learner.device)
-            copied.merge_and_unload().save_pretrained(work)
-        else:
-            learner.model.save_pretrained(work, state_dict=weights)
-        tokenizer.save_pretrained(work)
 
 
 class AgentLoRATrainer(AgentSFTTrainer):
@@ -152,29 +114,3 @@ def token_mean(logprobs_N: Any, batch: Batch, step_tokens: float) -> Any:
     from sharpen.train.losses import sft_loss
 
     return sft_loss(logprobs_N, batch.weight_N, step_tokens)
-
-
-def open_folder(folder: Path, config: RunConfig) -> None:
-    """Refuse another run's folder, or a full disk, before anything is loaded."""
-    if first_process():
-        sources = [path for name in config.train_data.split(",") for path in resolve(name)]
-        RunFolder(folder, config, {p.name: sha256_file(p) for p in sources})
-        check_disk(folder, config)
-
-
-def check_disk(folder: Path, config: RunConfig) -> None:
-    """Refuse before the first step what would fill the disk at a later one."""
-    from sharpen.models.estimate import shape_of
-    from sharpen.models.find import find_model
-    from sharpen.records import read_json
-
-    base = find_model(config.base_model)
-    if not (base / "config.json").is_file():
-        return
-    shape = shape_of(read_json(base / "config.json"), str(base))
-    rank, targets = config.lora_r, config.lora_target_modules
-    count = shape.parameters() if config.full else shape.lora_parameters(rank, targets)
-    needed = count * (12 * (config.keep_checkpoints + 1) + 8)
-    if needed > (free := shutil.disk_usage(folder).free):
-        sizes = f"need about {needed >> 20} MiB, the disk has {free >> 20} MiB"
-        raise SharpenError(f"{folder}: checkpoints {sizes}")
