@@ -12,6 +12,7 @@ from typing import Any
 from sharpen.records import read_json, read_jsonl
 from sharpen.report.page import Page, dialog, escape
 from sharpen.report.plots import draw_bars, draw_lines
+from sharpen.report.rollouts import draw_rollouts
 from sharpen.types import Json, SharpenError
 
 REPORT = "report.html"
@@ -50,11 +51,7 @@ def run_page(folder: Path) -> Page:
     page.table([{"figure": name, "last": value} for name, value in last.items()])
     page.heading("Curves")
     page.plots(draw_lines(title, series) for title, series in curves(rows))
-    if (folder / "samples.jsonl").is_file():
-        page.heading("Samples, the newest first")
-        for row in [row.value for row in read_jsonl(folder / "samples.jsonl")][: -SHOWN - 1 : -1]:
-            title = f"step {row.get('step')}: reward {row.get('reward'):.3g}, {row.get('stop')}"
-            page.details(title, dialog(row.get("messages", ())))
+    draw_rollouts(page, folder)
     return page
 
 
