@@ -110,8 +110,8 @@ def run_ours(options: Any, folder: Path, name: str) -> list[float]:
     trainer = GRPOTrainer(config, output, Distinct())
     update = trainer.update
 
-    def timed(groups: Any) -> Any:
-        found = update(groups)
+    def timed(groups: Any, state: Any) -> Any:
+        found = update(groups, state)
         ended.append(time.perf_counter())
         return found
 

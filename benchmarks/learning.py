@@ -26,7 +26,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,14 +35,14 @@ from sharpen.config import load_yaml
 from sharpen.data.generate.build import File, Guard, fill_file, portions, workers_of
 from sharpen.data.generate.dialog_draft import parts
 from sharpen.data.sources import read_dialogs, read_tasks
+from sharpen.envs.find import find_environment
 from sharpen.envs.perturb import Perturbation
 from sharpen.evals.evaluator import evaluate
 from sharpen.records import RunFolder, atomic_folder, write_jsonl
 from sharpen.rewards.agent import PENALTIES, WEIGHTS, AgentRewardModel
-from sharpen.envs.find import find_environment
 from sharpen.rows import dialog_to_row, task_to_row
 from sharpen.train.config import AgentSFTConfig, GRPOConfig
-from sharpen.train.grpo import GRPOTrainer, finished
+from sharpen.train.grpo import GRPOTrainer
 from sharpen.train.run import Interrupted
 from sharpen.types import Dialog, Json, Sampling, Task
 from sharpen.world.episode import shipped_world
@@ -239,19 +238,19 @@ class Timed(GRPOTrainer):
     until = FOREVER
     ends: tuple[float, ...] = ()  # of the newest steps
 
-    def learn(self, groups: Any) -> Json:
-        row, now = super().learn(groups), time.monotonic()
+    def learn(self, groups: Any, state: Json) -> Json:
+        row, now = super().learn(groups, state), time.monotonic()
         done = self.learner.steps_done // self.config.updates
         self.ends = (*self.ends, now)[-9:]
-        left = self.practice.total - done
+        left = self.total_steps - done
         if now > self.until:
             left = 0
             os.kill(os.getpid(), signal.SIGTERM)
         elif len(self.ends) == 9 and self.until < FOREVER:
             pace = (now - self.ends[0]) / 8
             left = min(self.config.max_steps - done, max(int((self.until - now) / pace), 1))
-        self.practice.total = done + left
-        self.learner.total_steps = self.practice.total * self.config.updates
+        self.total_steps = done + left
+        self.learner.total_steps = self.total_steps * self.config.updates
         return row
 
 
@@ -268,7 +267,7 @@ def train_grpo(options: Any, name: str) -> None:
     except Interrupted:
         if time.monotonic() < trainer.until:
             raise
-        finished(trainer, SimpleNamespace(folder=RunFolder(output, config)))  # type: ignore[arg-type]
+        trainer.finish(RunFolder(output, config))
 
 
 def measure(options: Any, name: str) -> None:

@@ -29,8 +29,8 @@ from sharpen.rows import preference_from_row, preference_to_row, task_from_row
 from sharpen.train.config import AgentSFTConfig, DPOConfig
 from sharpen.train.dpo import DPOTrainer
 from sharpen.train.learner import Learner
-from sharpen.train.policy_setup import start_policy
-from sharpen.train.preferences import generate_preference_pairs, pair_rows
+from sharpen.train.preference_rows import pair_rows, tokenizer_hash
+from sharpen.train.preferences import generate_preference_pairs
 from sharpen.train.sft import AgentSFTTrainer
 from sharpen.types import (
     Datum,
@@ -99,15 +99,13 @@ def other_folder(tmp_path_factory) -> Path:
 def ready(settings: DPOConfig, folder: Path):
     """A trainer with its learner before the first step, and its pairs."""
     trainer = DPOTrainer(settings, folder)
-    rows = trainer.read(settings.train_data)[1]
-    reference = settings.reference_model if settings.needs_reference else None
-    trainer.start = start_policy(settings, trainer.renderer, reference)
-    trainer.learner = Learner(trainer.start.model, settings, 1)
+    rows = trainer.read_rows(settings.train_data).rows
+    trainer.prepare()
     kept: dict = {}
     trainer.learner.before_clip = [
         lambda learner: kept.update({n: p.grad.clone() for n, p in learner.trained.items()})
     ]
-    return trainer, trainer.referred(rows, "reference"), kept
+    return trainer, trainer.add_reference(rows, "reference"), kept
 
 
 # Losses ----------------------------------------------------------------------------------------
@@ -152,7 +150,7 @@ def told(pico_folder, other_folder, tmp_path_factory) -> dict:
     data, jobs = write(work / "pairs.jsonl", pairs(7)), {}
     for name, (_, trainer, theirs) in PARITY.items():
         settings = parity_settings(name, pico_folder, other_folder, data)
-        rows = DPOTrainer(settings, work / "none").read(data)[1]
+        rows = DPOTrainer(settings, work / "none").read_rows(data).rows
         rows = [[shortened(side) for side in row] if name == "orpo" else row for row in rows]
         wire = []
         for row in rows:
@@ -430,14 +428,15 @@ class Killed(BaseException):
 )
 def test_resume_is_bit_identical(guesser, tmp_path, monkeypatch, extra, deaths):
     """Killed within a step, while sampling the second round, while asking the reference."""
-    from sharpen.train import dpo, preferences
+    from sharpen import scored_rollout
+    from sharpen.train import dpo
 
     data = letter_tasks(tmp_path, range(17, 21))
     settings = online(guesser, data, save_steps=1, **extra)
     whole = DPOTrainer(settings, tmp_path / "whole").train()
     places = {
         "step": (Learner, "step"),
-        "rollout": (preferences, "rollout"),
+        "rollout": (scored_rollout, "rollout"),
         "reference": (dpo, "write_json"),
     }
     for name, times in deaths.items():
@@ -464,33 +463,33 @@ def test_resume_is_bit_identical(guesser, tmp_path, monkeypatch, extra, deaths):
         assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     # a file that a run is already behind cannot be made again
     (tmp_path / "parts" / "pairs-2.jsonl").unlink()
-    with pytest.raises(SharpenError, match=r"pairs-2.jsonl: gone, and the run is behind it"):
+    with pytest.raises(SharpenError, match=r"pairs-2.jsonl: gone, and the run is past it"):
         DPOTrainer(settings, tmp_path / "parts").train()
 
 
-def test_an_adapter_is_gone_on_from(pico_folder, tmp_path):
-    """The reference is the adapter's model, and `final` is whole: its base is on no disk."""
-    data = write(tmp_path / "pairs.jsonl", pairs(8))
-    first = config(pico_folder, data, max_steps=2, loss_type="simpo", beta=2.0)
-    DPOTrainer(first, tmp_path / "first").train()
-    trainer = DPOTrainer(config(tmp_path / "first", data, dev_data=data), tmp_path / "second")
-    figures = trainer.train()
-    assert metrics(tmp_path / "second")[0]["margin"] == pytest.approx(0, abs=1e-5)
-    assert figures["dev_loss"] < np.log(2) and figures["steps"] == 1
-    model = load_model(ModelConfig(base_model=str(tmp_path / "second"), device="cpu"))
-    rows = [side for pair in trainer.dev for side in pair.sides]
-    from sharpen.train.learner import LogprobModel
-
-    for mine, saved in zip(
-        trainer.learner.logprobs(rows), LogprobModel(model).score(rows, 999), strict=True
-    ):
-        np.testing.assert_allclose(mine, saved, atol=1e-4)
+def test_the_best_dev_figure_decides_what_final_is(guesser, tmp_path):
+    """By the callback's metric: step 1 of 3 is the best."""
+    values, saved = iter((0.5, 0.25, 0.4)), []
+    data = write(tmp_path / "pairs.jsonl", pairs(24))
+    settings = config(guesser, data, max_steps=3, eval_steps=1)
+    trainer = DPOTrainer(settings, tmp_path / "run", callback=lambda _: next(values))
+    save = trainer.save_model
+    trainer.save_model = lambda path: (
+        saved.append((path.name, trainer.learner.steps_done)),
+        save(path),
+    )
+    trainer.train()
+    assert saved == [("best", 1)]
+    best, final = (
+        (tmp_path / "run" / n / "adapter_model.safetensors").read_bytes() for n in ("best", "final")
+    )
+    assert best == final
 
 
 def test_dev_figures(guesser, tmp_path):
-    data, count = letter_tasks(tmp_path, range(17, 21)), lambda model, renderer: {"seen": 7}
+    data, count = letter_tasks(tmp_path, range(17, 21)), lambda context: {"seen": 7}
     settings = online(guesser, data, dev_data=data, rounds=1, eval_steps=1)
-    figures = DPOTrainer(settings, tmp_path / "run", metric=count).train()
+    figures = DPOTrainer(settings, tmp_path / "run", callback=count).train()
     assert figures["dev_reward"] == pytest.approx(accuracy(tmp_path / "run", data))
     assert all(row["seen"] == 7 for row in metrics(tmp_path / "run"))
     assert (tmp_path / "run" / "pairs.jsonl").is_file()
@@ -524,11 +523,10 @@ TASK = {"id": "t", "instruction": "do", "gold": {"is": "A"}}
 )  # fmt: skip
 def test_wrong_rows_are_one_line(pico_folder, tmp_path, rows, extra, problem):
     from sharpen.models.load import load_tokenizer
-    from sharpen.train.preferences import vocabulary
 
     data = write(tmp_path / "rows.jsonl", rows)
     if rows == [BROKEN]:
-        own = vocabulary(load_tokenizer(str(pico_folder)))
+        own = tokenizer_hash(load_tokenizer(str(pico_folder)))
         data = str(tmp_path / "rows.jsonl")
         Path(data).write_text(json.dumps(BROKEN).replace('""', f'"{own}"'))
     with pytest.raises(SharpenError, match=problem) as caught:
@@ -557,7 +555,7 @@ def test_long_pairs_are_named(pico_folder, tmp_path, capsys):
     rows = [*pairs(3), *(pair("a" * 500, "b", f"c{n}") for n in range(7))]
     data = write(tmp_path / "rows.jsonl", rows)
     trainer = DPOTrainer(config(pico_folder, data, max_length=200), tmp_path / "run")
-    assert len(trainer.read(data)[1]) == 3
+    assert len(trainer.read_rows(data).rows) == 3
     out = capsys.readouterr().out
     assert "rows.jsonl:4: 521 and 522 tokens, over max_length (200): left out" in out
     assert "7 of 10 pairs left out" in out and out.count("\n") == 6

@@ -16,19 +16,21 @@ import pytest
 import torch
 
 import guessing
-import sharpen.train.practice as practice
+import sharpen.scored_rollout as scored_rollout
 import sharpen.train.run as run_module
 from guessing import accuracy, metrics, tasks, write
 from sharpen.config import ConfigError
 from sharpen.envs.perturb import Perturbation
 from sharpen.evals.baselines import Gold
 from sharpen.models.load import ModelConfig, load_model, load_tokenizer
-from sharpen.report.runs import write_report
 from sharpen.train.config import GRPOConfig, LearnerConfig
-from sharpen.train.grpo import GRPOTrainer, surrogate_loss
+from sharpen.train.group_source import LocalGroupSource, with_seed
+from sharpen.train.grpo import GRPOTrainer
 from sharpen.train.learner import Learner
 from sharpen.train.losses import Surrogate
-from sharpen.train.rl_data import GroupScorer, counted
+from sharpen.train.policy_update import surrogate_loss
+from sharpen.train.rl_data import merge_equal_rows
+from sharpen.train.task_order import CurriculumOrder
 from sharpen.types import Datum, Dialog, SharpenError
 
 pytestmark = pytest.mark.usefixtures("without_reports")
@@ -81,14 +83,14 @@ def test_it_learns_what_to_do_behind_a_failure(pico_folder, tmp_path, monkeypatc
     """Whether the first answer fails is chance; the reward of the second is what can be learnt.
     What the first one says is never read, and has to stay a letter all the same."""
     start, seen = guessing.guesser(pico_folder, tmp_path, again=True), []
-    attempt = practice.Practice.attempt
+    take_next = LocalGroupSource.next
 
     def remembering(*given):
-        groups = attempt(*given)
-        seen.append([made for group in groups for made in group.samples])
-        return groups
+        sampled = take_next(*given)
+        seen.append([made for group in sampled.groups for made in group.samples])
+        return sampled
 
-    monkeypatch.setattr(practice.Practice, "attempt", remembering)
+    monkeypatch.setattr(LocalGroupSource, "next", remembering)
     settings = {"env": code(tmp_path, LUCK, "Luck"), "reward": f"{tmp_path}/own.py:score"}
     settings |= {"variant": "dr_grpo", "beta": 0.02, "learning_rate": 3e-4}
     settings |= {"group_size": 8, "max_tokens": 4, "max_steps": 120, "save_steps": 120, "seed": 1}
@@ -140,7 +142,7 @@ def test_equal_rows_are_computed_once(guesser):
         return Datum(ids[which], mask, weight=weight, columns=columns)
 
     rows = [row(0, 1, 0.1), row(1, -1, 0.2), row(0, 1, 0.1), row(0, 0.5, 0.1), row(2, 1, 0.1)]
-    fewer = counted([*rows, row(0, 1, 0.3)])
+    fewer = merge_equal_rows([*rows, row(0, 1, 0.3)])
     assert [round(r.weight, 6) for r in fewer] == [0.5, 0.2, 0.1, 0.1]
     weights = []
     for given in ([*rows, row(0, 1, 0.3)], fewer):
@@ -199,13 +201,13 @@ def score(task, trajectory):
 def test_trained_ids_are_the_sampled_ids(pico_folder, tmp_path, monkeypatch):
     """An untrained model's bytes are no text: their ids cannot be found again from it."""
     seen, trained = [], []
-    walk, step = practice.rollout, Learner.step
+    rollout, step = scored_rollout.rollout, Learner.step
 
     def remembering(*given):
-        seen.extend(walk(*given))
+        seen.extend(rollout(*given))
         return seen
 
-    monkeypatch.setattr(practice, "rollout", remembering)
+    monkeypatch.setattr(scored_rollout, "rollout", remembering)
     monkeypatch.setattr(Learner, "step", lambda *a: (trained.extend(a[1]), step(*a))[1])
     own = {"env": code(tmp_path, TWO_TURNS, "Echo"), "reward": f"{tmp_path}/own.py:score"}
     settings = config(pico_folder, tasks(tmp_path), max_steps=1, max_tokens=40, **own)
@@ -247,14 +249,14 @@ def test_flat_groups_are_refilled(guesser, tmp_path):
 def test_the_curriculum_leaves_what_is_out_of_reach(guesser, tmp_path, monkeypatch):
     body = "float(task.id in 'ns' and made.turns[0].ids[0] % 2)"
     reward = code(tmp_path, f"def score(task, made):\n    return {body}\n")
-    drawn, pick = Counter(), practice.Practice.pick
+    drawn, pick = Counter(), CurriculumOrder.pick
 
     def counting(*given):
         found = pick(*given)
         drawn.update(task.id for task in found)
         return found
 
-    monkeypatch.setattr(practice.Practice, "pick", counting)
+    monkeypatch.setattr(CurriculumOrder, "pick", counting)
     more = {"curriculum": True, "tasks_per_step": 1, "max_steps": 240, "max_flat_steps": 99}
     settings = config(guesser, tasks(tmp_path), reward=reward, learning_rate=1e-9, **more)
     GRPOTrainer(settings.model_copy(update={"save_steps": 99}), tmp_path / "run").train()
@@ -321,27 +323,25 @@ def test_long_prompts_and_unwanted_ends_are_reported(guesser, tmp_path):
 def test_evaluation_callback_and_monitor(guesser, tmp_path):
     data, seen = tasks(tmp_path), []
 
-    def evaluate(policy, step):
-        seen.append(step)
+    def evaluate(context):
+        assert context.policy.renderer is context.renderer and not context.model.training
+        seen.append(context.step)
         return {"own": 0.5}
 
     settings = config(guesser, data, dev_data=data, eval_steps=2, monitor=True, max_steps=3)
-    figures = GRPOTrainer(settings, tmp_path / "run", evaluate=evaluate).train()
+    figures = GRPOTrainer(settings, tmp_path / "run", callback=evaluate).train()
     rows = metrics(tmp_path / "run")
     assert seen == [2, 3] and "metric" not in rows[0] and rows[1]["own"] == 0.5
     assert 0 <= rows[1]["eval_correctness"] <= 1 and figures["metric"] == rows[2]["metric"]
+    assert rows[1]["eval_solved"] == rows[1]["eval_correctness"]
     assert all(0 <= row["hacking_rate"] <= 1 for row in rows)
-    shown = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").open()]
-    assert [row["step"] for row in shown] == [1, 2, 3]
-    assert shown[0]["messages"][0]["role"] == "user" and len(shown[0]["messages"]) == 2
-    assert "samples" in write_report(tmp_path / "run").read_text().lower()
 
 
 def test_the_best_measured_weights_are_the_result(guesser, tmp_path):
     """Two evaluations, the second worse: `final/` is of the first."""
     values, saved = iter((0.5, 0.25)), []
     settings = config(guesser, tasks(tmp_path), eval_steps=1, max_steps=2)
-    trainer = GRPOTrainer(settings, tmp_path / "run", evaluate=lambda *_: next(values))
+    trainer = GRPOTrainer(settings, tmp_path / "run", callback=lambda _: next(values))
     save = trainer.save_model
     trainer.save_model = lambda path: (
         saved.append((path.name, trainer.learner.steps_done)),
@@ -411,8 +411,8 @@ def test_no_tasks_is_one_line(guesser, tmp_path):
 # Stopping and continuing -----------------------------------------------------------------------
 
 PLACES = {
-    "rollout": (practice, "rollout"),
-    "reward": (GroupScorer, "judged"),
+    "rollout": (scored_rollout, "rollout"),
+    "reward": (scored_rollout, "score_or_reason"),
     "update": (Learner, "forward_backward"),
     "save": (run_module, "save_checkpoint"),
 }
@@ -420,7 +420,7 @@ PLACES = {
 
 @pytest.fixture(scope="module")
 def whole(guesser, tmp_path_factory, without_reports) -> Path:
-    """Uninterrupted, with a reference, several updates, refill_rounds, evaluations and the monitor."""
+    """Uninterrupted, with a reference, several updates, refills, evaluations and the monitor."""
     folder = tmp_path_factory.mktemp("whole")
     for name, full in (("full", True), ("lora", False)):
         GRPOTrainer(resumed(guesser, tasks(folder), full), folder / name).train()
@@ -493,7 +493,7 @@ main()
 """
 KILLS = {
     "rollout": "sharpen.policy.engine:Engine.harvest:1",
-    "reward": "sharpen.train.rl_data:GroupScorer.judged:20",
+    "reward": "sharpen.scored_rollout:score_or_reason:20",
     "update": "sharpen.train.learner:Learner.gather_gradients:2",
     "save": "safetensors.torch:save_file:1",
 }
@@ -528,19 +528,22 @@ def test_perturbed_tasks_are_shown_otherwise_and_scored_as_they_are(guesser, tmp
         "group_size": 2,
     }
     data = "agent_benchmark/planning:dev"
-    practice = GRPOTrainer(config(guesser, data, **given), tmp_path / "run").practice
-    chosen = [task for task in practice.tasks if task.id in practice.changed.tasks]
-    assert 0.3 < len(chosen) / len(practice.tasks) < 0.7
-    for task in (chosen[0], next(t for t in practice.tasks if t not in chosen)):
-        practice.policy = Gold([task], practice.changed.outward)
-        (group,) = practice.attempt([task], 0)
+    trainer = GRPOTrainer(config(guesser, data, **given), tmp_path / "run")
+    perturbation = trainer.play_settings.perturbation
+    assert perturbation
+    chosen = [task for task in trainer.train_tasks if task.id in perturbation.tasks]
+    assert 0.3 < len(chosen) / len(trainer.train_tasks) < 0.7
+    for task in (chosen[0], next(t for t in trainer.train_tasks if t not in chosen)):
+        policy = Gold([task], perturbation.outward)
+        how = with_seed(trainer.play_settings, 0)
+        (group,) = scored_rollout.play_and_score(policy, [task], how)
         assert (group.rewards > 0.9).all()
         seen = Dialog(task.messages, task.tools, task.id)
-        shown = {tool.name for tool in practice.changed.dialog(seen).tools}
+        shown = {tool.name for tool in perturbation.dialog(seen).tools}
         own = {tool.name for tool in task.tools}
         assert shown.isdisjoint(own) if task in chosen else shown == own
-    practice.dev = chosen[:1]  # whatever their ids, dev tasks are shown as they are
-    practice.policy = Gold(practice.dev, lambda _, message: message)
-    assert practice.measure()["metric"] > 0.9
+    dev = trainer.dev_evaluation  # whatever their ids, dev tasks are shown as they are
+    dev.dev_tasks = chosen[:1]
+    assert dev.measure(Gold(chosen[:1], lambda _, message: message))["metric"] > 0.9
     with pytest.raises(SharpenError, match="ids of their own"):
         Perturbation([chosen[0], chosen[0]], ["rename"])

@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from sharpen.models.load import ModelConfig, load_model
 from sharpen.train.advantages import token_weights
 from sharpen.train.config import GRPOConfig, LearnerConfig
-from sharpen.train.grpo import surrogate_loss, surrogate_of, weighted
+from sharpen.train.grpo import surrogate_of
 from sharpen.train.learner import Learner
-from sharpen.train.rl_data import with_columns
+from sharpen.train.policy_update import surrogate_loss, weighted_rows
+from sharpen.train.rl_data import with_column
 from sharpen.types import Datum
 
 pytestmark = pytest.mark.slow
@@ -43,7 +44,9 @@ def samples(pico_folder) -> tuple[list[Datum], np.ndarray]:
             zip(now, (0.0, 0.3, -0.02, 0.05), strict=True)]  # fmt: skip
     far = [found + chance.normal(0, 0.5, len(found)) for found in now]
     advantages = np.array([1.2, -0.7, 0.4, -0.9], np.float32)
-    return with_columns(rows, advantage=advantages, old=near, reference=far), advantages
+    for name, values in (("advantage", advantages), ("old", near), ("reference", far)):
+        rows = with_column(rows, name, values)
+    return rows, advantages
 
 
 @pytest.fixture(scope="module")
@@ -84,14 +87,13 @@ def test_loss_and_gradients_equal_trls(pico_folder, samples, told, variant, budg
     jobs, answers = told
     settings = THEIRS[variant]
     given = {"variant": variant, "beta": settings["beta"], "max_tokens": 40}
-    how = surrogate_of(GRPOConfig(train_data="x", **given))
+    surrogate = surrogate_of(GRPOConfig(train_data="x", **given))
     weights = token_weights([int(d.mask.sum()) for d in rows], variant, 40)
     model = load_model(ModelConfig(base_model=str(pico_folder), device="cpu"))
     learner = Learner(model.requires_grad_(True), LearnerConfig(token_budget=budget), 1)
     sums: dict = {}
-    loss = learner.accumulate(
-        weighted(rows, np.arange(4), np.array(weights)), surrogate_loss(how, sums), 1.0
-    )
+    weighted = weighted_rows(rows, np.arange(4), np.array(weights))
+    loss = learner.accumulate(weighted, surrogate_loss(surrogate, sums), 1.0)
     assert loss == pytest.approx(answers[variant], rel=1e-5, abs=1e-6)
     wanted = load_file(jobs[variant]["whole"])
     for name, parameter in learner.trained.items():

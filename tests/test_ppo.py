@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import sharpen.train.practice as practice
+import sharpen.scored_rollout as scored_rollout
 import sharpen.train.run as run_module
 from guessing import accuracy, metrics, tasks
 from sharpen.config import ConfigError
@@ -43,16 +43,16 @@ def test_it_learns(guesser, tmp_path):
 def test_credit_runs_through_all_turns_of_an_episode(pico_folder, tmp_path, monkeypatch):
     """The score comes with the last token; what lies between the turns takes no part."""
     seen = []
-    update = PPOTrainer.with_advantages
+    add_credit = PPOTrainer.add_credit
 
-    def remembering(self, rows, owners, scores, state):
-        reference = [r + 0.1 for r in self.learner.logprobs(rows)]
-        monkeypatch.setattr(self.start.reference, "logprobs", lambda *_: reference)
-        found, figures = update(self, rows, owners, scores, state)
-        seen.append((found, owners, scores, figures))
+    def remembering(self, samples, scores, state):
+        reference = [r + 0.1 for r in self.learner.logprobs(samples.rows)]
+        monkeypatch.setattr(self.setup.reference, "logprobs", lambda *_: reference)
+        found, figures = add_credit(self, samples, scores, state)
+        seen.append((found, samples.sample_of_row, scores, figures))
         return found, figures
 
-    monkeypatch.setattr(PPOTrainer, "with_advantages", remembering)
+    monkeypatch.setattr(PPOTrainer, "add_credit", remembering)
     own = {"env": code(tmp_path, TWO_TURNS, "Echo"), "reward": f"{tmp_path}/own.py:score"}
     settings = config(pico_folder, tasks(tmp_path), max_steps=1, max_tokens=20, **own, gamma=0.9)
     PPOTrainer(settings, tmp_path / "run").train()
@@ -102,7 +102,7 @@ def test_fewer_samples_than_chunks_and_words_that_never_end(guesser, tmp_path):
     assert row["dropped"] > 0 and not row["skipped"]
     turns = (Turn(Message("assistant", "on and on"), ids=(1,) * 8),)
     cut = Trajectory("a", turns, StopReason.TOKENS)
-    assert trainer.practice.judge.shape(cut) == -1
+    assert trainer.play_settings.shape(cut) == -1
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_the_command(sharpen, guesser, tmp_path):
 
 
 PLACES = {
-    "rollout": (practice, "rollout", 3),
+    "rollout": (scored_rollout, "rollout", 3),
     "update": (Learner, "forward_backward", 11),  # of the critic
     "save": (run_module, "save_checkpoint", 1),
 }

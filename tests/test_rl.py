@@ -10,7 +10,14 @@ import pytest
 from guessing import LETTERS, QUESTIONS, metrics, tasks, write
 from sharpen import AgentRewardConfig, AgentRewardModel, AgentRLTrainer, RLTrainingConfig
 from sharpen.config import ConfigError
-from sharpen.models.load import LoRAConfig, ModelConfig, attach_lora, load_model, load_tokenizer
+from sharpen.models.load import (
+    LoRAConfig,
+    ModelConfig,
+    attach_lora,
+    base_of_adapter,
+    load_model,
+    load_tokenizer,
+)
 from sharpen.train.config import R1TrainingConfig
 from sharpen.train.rl import R1Reward, R1StyleTrainer
 from sharpen.types import Message, Score, SharpenError, StopReason, Task, Trajectory, Turn
@@ -45,9 +52,9 @@ def test_one_constructor_for_all(guesser, tmp_path, algorithm):
         pytest.importorskip("sharpen.train.dpo")
     seen = []
 
-    def evaluate(policy, step):
-        turns = policy.respond([], None)
-        seen.append(step)
+    def evaluate(context):
+        turns = context.policy.respond([], None)
+        seen.append(context.step)
         return {"answers": len(turns)}
 
     trainer = trainer_of(algorithm, guesser, tmp_path, evaluate)
@@ -85,11 +92,11 @@ def test_the_specs_defaults_and_wrong_settings(guesser, tmp_path):
 
 def test_an_adapter_of_another_base_is_refused(guesser, pico_folder, tmp_path):
     model = load_model(ModelConfig(base_model=str(guesser), device="cpu"))
-    attach_lora(model, LoRAConfig(lora_r=2)).save_pretrained(tmp_path / "adapter")
+    attach_lora(model, LoRAConfig(lora_r=4)).save_pretrained(tmp_path / "adapter")
     load_tokenizer(str(guesser)).save_pretrained(tmp_path / "adapter")
     trainer = trainer_of("grpo", guesser, tmp_path, sft=str(tmp_path / "adapter"))
     trainer.train()
-    assert (tmp_path / "run" / "final" / "config.json").is_file()  # whole: its base is on no disk
+    assert base_of_adapter(tmp_path / "run" / "final") == str(guesser)
     with pytest.raises(SharpenError, match=r"an adapter of .*, not of"):
         trainer_of("grpo", pico_folder, tmp_path, sft=str(tmp_path / "adapter"))
 
@@ -144,9 +151,8 @@ def test_r1_steps_on_the_callers_questions(guesser, tmp_path):
 def test_the_prompt_asks_for_thoughts_and_keeps_braces(guesser, tmp_path):
     given = r1_config(guesser, tmp_path, curriculum=True).model_dump(exclude={"prompt"})
     trainer = R1StyleTrainer(R1TrainingConfig(**given), tmp_path / "run")
-    practice = trainer.trainer.practice
-    assert all("<think>" in task.instruction for task in practice.pick(practice.first_state(), 4))
-    text = trainer.asked(Task("t", "{x} = ?")).instruction
+    assert all("<think>" in task.instruction for task in trainer.trainer.order.pick(4))
+    text = trainer.put_into_prompt(Task("t", "{x} = ?")).instruction
     assert text.startswith("{x} = ?") and "<think>" in text and "\\boxed{answer}" in text
 
 

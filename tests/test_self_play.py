@@ -9,13 +9,14 @@ from contextlib import nullcontext
 
 import pytest
 
-import sharpen.train.practice as practice
+import sharpen.train.online as online
 from sharpen.models.load import ModelConfig
 from sharpen.policy.local import LocalPolicy
 from sharpen.records import write_jsonl
 from sharpen.rollout import rollout
 from sharpen.rows import task_to_row
 from sharpen.train.config import GRPOConfig
+from sharpen.train.group_source import LocalGroupSource
 from sharpen.train.grpo import GRPOTrainer
 from sharpen.train.self_play import PROPOSE, SelfPlay
 from sharpen.types import (
@@ -100,7 +101,7 @@ def test_what_cannot_be_verified_is_worth_nothing(text, why):
     play = SelfPlay(solver, Sampling())
     found = play.score(PROGRAMS, said(text))
     assert found.value == 0 and re.search(why, found.feedback), found.feedback
-    assert not solver.asked and not play.found
+    assert not solver.asked and not play.verified
 
 
 def test_a_second_time_is_worth_nothing():
@@ -163,7 +164,7 @@ def test_a_solver_that_is_gone_says_nothing_about_a_task():
     play = SelfPlay(Gone(), Sampling())
     with pytest.raises(SharpenError, match="the solver never answered: policy_error"):
         play.score(PROGRAMS, said(block("print(1 + 2)")))
-    assert not play.found
+    assert not play.verified
 
 
 def test_prompts_follow_from_the_seed_and_go_on():
@@ -180,9 +181,9 @@ def test_a_pico_plays_both_roles_in_one_loop(pico_folder):
     pico = LocalPolicy.load(ModelConfig(base_model=str(pico_folder)))
     play = SelfPlay(pico, Sampling(8, 1.0), samples=2)
     assert play.score(PROGRAMS, said(block("print(6 * 7)"))).value == 0  # pico knows nothing
-    (known,) = [task for task, _ in play.found.values()]
+    (known,) = [task for task, _ in play.verified.values()]
     tasks = [*play.propose(2), known]
-    trajectories = rollout(pico, tasks, play.make, Sampling(16, 1.0), 3)
+    trajectories = rollout(pico, tasks, play.make_environment, Sampling(16, 1.0), 3)
     scores = [play.score(task, t) for task, t in zip(tasks, trajectories, strict=True)]
     assert [score.value for score in scores[:2]] == [0, 0] and scores[2].value < 0.9
     assert all(turn.ids for t in trajectories for turn in t.turns)
@@ -199,32 +200,32 @@ def both_roles(pico_folder, folder, steps, monkeypatch):
 
     class Helped(SelfPlay):
         def score(self, task, trajectory):
-            if task.kind == PROPOSE and len(self.found) < self.asked:
-                super().score(task, said(block(f"print({self.asked} * 7)")))
+            if task.kind == PROPOSE and len(self.verified) < self.proposed:
+                super().score(task, said(block(f"print({self.proposed} * 7)")))
             return super().score(task, trajectory)
 
-    monkeypatch.setattr(practice, "SelfPlay", Helped)
+    monkeypatch.setattr(online, "SelfPlay", Helped)
     config = GRPOConfig(
         base_model=str(pico_folder), train_data=str(folder.parent / "tasks.jsonl"), device="cpu",
         full=True, max_steps=4, tasks_per_step=4, group_size=4, max_tokens=8, self_play=0.25,
         save_steps=1,
     )  # fmt: skip
     trainer = GRPOTrainer(config, folder, Odd())
-    asked, gather = list[str](), trainer.practice.gather
+    asked, take_next = list[str](), LocalGroupSource.next
 
-    def watched(state, refill_rounds):
+    def watched(source, step):
         if steps and len(asked) == steps:
             raise KeyboardInterrupt
-        groups, row = gather(state, refill_rounds)
-        asked.append(" ".join(f"{group.task.kind}:{group.task.id}" for group in groups))
-        return groups, row
+        sampled = take_next(source, step)
+        asked.append(" ".join(f"{group.task.kind}:{group.task.id}" for group in sampled.groups))
+        return sampled
 
-    monkeypatch.setattr(trainer.practice, "gather", watched)
+    monkeypatch.setattr(LocalGroupSource, "next", watched)
     with pytest.raises(KeyboardInterrupt) if steps else nullcontext():
         trainer.train()
-    play = trainer.practice.play
-    assert play
-    return asked, play.state()
+    monkeypatch.setattr(LocalGroupSource, "next", take_next)
+    assert trainer.self_play
+    return asked, trainer.self_play.state()
 
 
 def test_grpo_trains_both_roles_and_goes_on_where_it_stopped(pico_folder, tmp_path, monkeypatch):
@@ -234,12 +235,12 @@ def test_grpo_trains_both_roles_and_goes_on_where_it_stopped(pico_folder, tmp_pa
     first, _ = both_roles(pico_folder, tmp_path / "cut", 2, monkeypatch)
     rest, again = both_roles(pico_folder, tmp_path / "cut", 0, monkeypatch)
     assert first + rest == whole and again == state
-    assert all(step.count(f"{PROPOSE}:") == 1 for step in whole) and state["asked"] == 4
+    assert all(step.count(f"{PROPOSE}:") == 1 for step in whole) and state["proposed"] == 4
     assert "exact:play-" in " ".join(whole)  # the solver's own
 
 
 @pytest.mark.parametrize(
-    ("more", "why"), [({"env": "math"}, "auto"), ({"async_steps": 1}, "async_steps")]
+    ("more", "why"), [({"env": "math"}, "leave env out"), ({"async_steps": 1}, "async_steps")]
 )
 def test_what_self_play_cannot_be_mixed_with(pico_folder, tmp_path, more, why):
     write_jsonl(tmp_path / "tasks.jsonl", [task_to_row(Task("k", "Say something."))])

@@ -15,6 +15,7 @@ from typing import Any
 from sharpen.records import read_json, read_jsonl
 from sharpen.report.page import Page, escape, render_dialog
 from sharpen.report.plots import Point, draw_bars, draw_lines
+from sharpen.report.rollouts import draw_rollouts
 from sharpen.types import Json, SharpenError
 
 _REPORT_NAME = "report.html"
@@ -64,13 +65,7 @@ def _build_run_page(folder: Path) -> Page:
     page.table([{"figure": name, "last": value} for name, value in last_values.items()])
     page.heading("Curves")
     page.plots(draw_lines(title, series) for title, series in _collect_curves(rows))
-    if (folder / "samples.jsonl").is_file():
-        page.heading("Samples, the newest first")
-        newest = _read_rows(folder / "samples.jsonl")[-_MAX_SHOWN:]
-        for sample in reversed(newest):
-            title = f"step {sample.get('step')}: reward {sample.get('reward'):.3g}"
-            title += f", {sample.get('stop')}"
-            page.details(title, render_dialog(sample.get("messages", ())))
+    draw_rollouts(page, folder)
     return page
 
 

@@ -105,6 +105,7 @@ class DPOConfig(RunConfig):
     desirable_weight: float = Field(1.0, ge=0)  # kto
     undesirable_weight: float = Field(1.0, ge=0)
     reference_model: str = ""  # else the policy as it starts
+    fresh_adapter: bool = False  # merge an adapter to start from and train a new one
     learning_rate: float = Field(1e-5, gt=0)
     lora_dropout: float = Field(0.0, ge=0, le=0)  # a step's two passes must see one model
     num_epochs: int = Field(1, ge=1)
@@ -117,9 +118,9 @@ class DPOConfig(RunConfig):
     temperature: float = Field(1.0, gt=0)
     top_p: float = Field(1.0, gt=0, le=1)
     max_tokens: int = Field(256, ge=1)
-    max_turns: int = Field(8, ge=1)
+    max_turns: int = Field(0, ge=0)  # of an episode; 0: the task kind's limit, with `env` 8
     reward: str | RewardConfig = ""  # by the task's kind: the verifiable or the agent's
-    env: str = ""  # toolworld, or file.py:Class; none is a single turn
+    env: str = ""  # a name, or file.py:Class; else the environment of the task's kind
 
     @property
     def needs_reference(self) -> bool:
@@ -144,10 +145,12 @@ class RLConfig(RunConfig):
 
     train_data: str = "agent_benchmark:train"
     reference_model: str = ""  # another model to be held against; else what the run starts from
-    env: str = ""  # toolworld, or file.py:Class; none is a single turn
+    fresh_adapter: bool = False  # merge an adapter to start from and train a new one
+    rollout_store_mb: int = Field(256, ge=0)  # MiB of stored rollouts; the oldest go first
+    env: str = ""  # a name, or file.py:Class; else the environment of the task's kind
     reward: str | RewardConfig = ""  # by the task's kind: the verifiable or the agent's
     reward_workers: int = Field(1, ge=1)  # threads
-    max_turns: int = Field(8, ge=1)
+    max_turns: int = Field(0, ge=0)  # of an episode; 0: the task kind's limit, with `env` 8
     max_tokens: int = Field(256, ge=1)  # of a turn
     temperature: float = Field(1.0, gt=0)
     top_p: float = Field(1.0, gt=0, le=1)

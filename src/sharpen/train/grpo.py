@@ -1,199 +1,142 @@
-"""GRPO and its kin: several samples a task, each as good as it is better than its group.
+"""GRPO and its relatives: several samples per task; a sample's advantage is how much better it is
+than its group.
 
-One flat loop: tasks → samples → scores → advantages → rows of exactly the sampled ids → updates.
-A group whose samples are all equally good teaches nothing: it is refilled from further tasks or
-reported, never trained on.
+The loop is `OnlineTrainer`'s. A group whose samples are all equally good teaches nothing: it is
+refilled from further tasks or reported, never trained on.
 """
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from sharpen.policy.local import LocalPolicy
-from sharpen.records import atomic_folder
+from sharpen.scored_rollout import TrajectoryGroup
 from sharpen.train.advantages import group_advantages, token_weights
-from sharpen.train.async_sampler import AsyncSampler
-from sharpen.train.config import GRPOConfig, RLConfig
-from sharpen.train.learner import Learner, Loss, StepReport
-from sharpen.train.losses import Surrogate, policy_loss
-from sharpen.train.policy_setup import PolicySetup, start_policy
-from sharpen.train.practice import Evaluate, Practice
-from sharpen.train.rl_data import Group, counted, figures, rows_of, with_columns
-from sharpen.train.run import TrainingRun
-from sharpen.train.sft import open_folder
-from sharpen.types import Datum, Json, Reward, SharpenError
+from sharpen.train.async_sampler import AsyncGroupSource
+from sharpen.train.callback import Callback
+from sharpen.train.config import GRPOConfig
+from sharpen.train.group_source import GroupSource
+from sharpen.train.learner import StepReport
+from sharpen.train.losses import Surrogate
+from sharpen.train.online import ChangeTask, OnlineTrainer
+from sharpen.train.policy_update import (
+    NO_UPDATE,
+    FigureSums,
+    surrogate_loss,
+    update_figures,
+    weighted_rows,
+)
+from sharpen.train.rl_data import SampleRows, merge_equal_rows, rows_of_groups, with_column
+from sharpen.types import Datum, Json, Reward
 
-NOTHING: Json = {"loss": 0.0, "tokens": 0, "trained": 0, "skipped": True}
-RATIO = {"gspo": "mean", "rloo": "sum"}  # of a row; the others have one a token
+# over what the probability ratio is taken; variants that are not named have one per token
+_RATIO = {"gspo": "mean", "rloo": "sum"}
 
 
-class GRPOTrainer:
-    """`GRPOTrainer(config, output).train()`. `reward` and `evaluate(policy, step)` may be given as
-    objects instead of by name."""
+class GRPOTrainer(OnlineTrainer):
+    """`GRPOTrainer(config, output).train()`."""
+
+    config: GRPOConfig
 
     def __init__(
         self,
         config: GRPOConfig,
         output: str | Path = "runs/grpo",
         reward: Reward | None = None,
-        evaluate: Evaluate | None = None,
+        callback: Callback | None = None,
+        change_task: ChangeTask | None = None,
     ):
-        self.config, self.output = config, Path(output)
-        self.practice = Practice(config, reward, evaluate)
-        self.how = surrogate_of(config)
-        self.model: Any = None
+        super().__init__(config, output, reward, callback, change_task)
+        self.surrogate = surrogate_of(config)
+        # the log-probabilities of the weights that sampled are the old ones
+        self.trusts_sampler = bool(config.async_steps or config.trust_sampler)
 
-    def train(self) -> dict[str, float]:
-        """Run to the end, or on from where a killed run stopped. Returns the last figures."""
-        config, practice = self.config, self.practice
-        open_folder(self.output, config)
-        learner = self.prepare()
-        run = TrainingRun(self.output, config, learner, config.updates)
-        with run, practice, contextlib.ExitStack() as stack:
-            state = run.resume(practice.first_state())
-            if not learner.steps_done:
-                practice.check_gate()
-            ahead = None
-            if config.async_steps:
-                ahead = stack.enter_context(AsyncSampler(practice, learner, config, state))
-            while (done := learner.steps_done // config.updates) < run.total:
-                if ahead:
-                    groups, row = ahead.take(done, state)
-                else:
-                    groups, row = practice.gather(state, config.refill_rounds or 0)
-                row = {"step": done + 1} | row | self.learn(groups)
-                if ahead:
-                    ahead.publish(done + 1)
-                row |= practice.evaluations(row["step"])
-                row |= practice.watch(groups, row, state)
-                keep_best(self, row, state)
-                practice.show(self.output, groups, row, state)
-                run.end_of_step(row, state, show="metric" in row)
-                practice.check_flat(state)
-        return finished(self, run)
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the KL to the reference has a weight."""
+        return self.config.beta > 0
 
-    def prepare(self) -> Learner:
-        """Load what is trained."""
+    def make_source(self) -> GroupSource:
+        """Returns the sampler: in turns with the learner, or ahead of it."""
         config = self.config
-        self.start, self.learner = start_learner(config, self.practice, config.beta > 0)
-        self.model = self.start.model
-        return self.learner
+        refill_rounds = config.refill_rounds or 0
+        if not config.async_steps:
+            return self.local_source(self.policy, refill_rounds)
+        return AsyncGroupSource(
+            self.learner,
+            self.setup.renderer,
+            lambda policy: self.local_source(policy, refill_rounds),
+            config,
+        )
 
-    def learn(self, groups: Sequence[Group]) -> Json:
-        """An update on those groups that can teach something."""
-        lively = [group for group in groups if not group.flat]
-        return figures(groups) | {"flat_groups": len(groups) - len(lively)} | self.update(lively)
+    def sample_advantages(self, groups: Sequence[TrajectoryGroup]) -> list[np.ndarray | None]:
+        """Returns the advantages of the groups that are trained on; None for flat ones."""
+        lively_advantages = iter(self._advantages(_lively(groups)))
+        return [None if group.flat else next(lively_advantages) for group in groups]
 
-    def update(self, groups: Sequence[Group]) -> Json:
-        """One or several optimiser steps on a step's samples."""
-        config, learner, started = self.config, self.learner, time.monotonic()
-        behind = learner.steps_done + config.updates
-        if not groups:
-            learner.steps_done = behind
-            return NOTHING
-        rows, owners, lengths = rows_of(groups)
-        found = [group.rewards for group in groups]
-        if config.use_advantage:
-            found = group_advantages(found, config.variant)
-        rows = with_columns(rows, advantage=np.concatenate(found)[owners])
-        trusted = config.async_steps or config.trust_sampler
-        if trusted:  # by the weights that they were sampled from
-            rows = with_columns(rows, old=[row.columns["sampler"] for row in rows])
-        elif config.updates > 1:  # else they are what the only update computes anyway
-            rows = with_columns(rows, old=learner.logprobs(rows))
-        if config.beta:
-            rows = with_columns(rows, reference=self.start.reference.logprobs(learner, rows))
-        sums, reports = dict[str, Any](), list[StepReport]()
+    def update(self, groups: Sequence[TrajectoryGroup], state: Json) -> Json:
+        """One or several optimiser steps on the groups that are not flat."""
+        lively = _lively(groups)
+        steps_after = self.learner.steps_done + self.config.updates
+        row: Json = {"flat_groups": len(groups) - len(lively)}
+        row |= self._optimise(lively) if lively else NO_UPDATE
+        self.learner.steps_done = steps_after
+        return row
+
+    def _optimise(self, groups: Sequence[TrajectoryGroup]) -> Json:
+        """Train on the samples, mini-batch by mini-batch."""
+        config = self.config
+        started = time.monotonic()
+        samples = rows_of_groups(groups)
+        rows = self._add_columns(samples, np.concatenate(self._advantages(groups)))
         # neighbours stay together: the prompt of a task is computed once
-        part_of = np.arange(len(lengths)) * config.minibatches // len(lengths)
+        count = len(samples.tokens)
+        minibatch_of_sample = np.arange(count) * config.minibatches // count
+        sums: FigureSums = {}
+        reports: list[StepReport] = []
         for number in range(config.updates):
-            chosen = np.flatnonzero(part_of == number % config.minibatches)
-            weights = np.zeros(len(lengths))
-            weights[chosen] = token_weights(lengths[chosen], config.variant, config.max_tokens)
-            taken = counted(weighted(rows, owners, weights))
-            if taken:  # there may be fewer samples than mini-batches
-                reports.append(learner.step(taken, surrogate_loss(self.how, sums)))
-        learner.steps_done = behind
-        if trusted:  # nothing was held against the sampler
+            chosen = np.flatnonzero(minibatch_of_sample == number % config.minibatches)
+            weights = np.zeros(count)
+            weights[chosen] = token_weights(
+                samples.tokens[chosen], config.variant, config.max_tokens
+            )
+            minibatch = merge_equal_rows(weighted_rows(rows, samples.sample_of_row, weights))
+            if minibatch:  # there may be fewer samples than mini-batches
+                reports.append(self.learner.step(minibatch, surrogate_loss(self.surrogate, sums)))
+        if self.trusts_sampler:  # nothing was compared with the sampler
             sums.pop("mismatch")
-        return update_row(reports, sums, time.monotonic() - started)
+        return update_figures(reports, sums, time.monotonic() - started)
 
-    def save_model(self, path: str | Path) -> None:
-        """A folder that loads on its own: an adapter, or a whole model."""
-        self.start.save(self.learner, path)
+    def _advantages(self, groups: Sequence[TrajectoryGroup]) -> list[np.ndarray]:
+        rewards = [group.rewards for group in groups]
+        if self.config.use_advantage and rewards:
+            return group_advantages(rewards, self.config.variant)
+        return rewards
 
-
-def start_learner(config: RLConfig, practice: Practice, held: bool) -> tuple[PolicySetup, Learner]:
-    """The policy, `held` against a reference or not, as a learner that also takes the turns."""
-    if config.reference_model and not held:
-        raise SharpenError("reference_model: the weight of the KL is 0, nothing asks for it")
-    start = start_policy(config, reference=config.reference_model if held else None)
-    learner = Learner(start.model, config, practice.total * config.updates)
-    if learner.processes.world > 1:
-        raise SharpenError("RL with its own samples runs in one process")
-    learner.core.temperature = config.temperature  # type: ignore[assignment]
-    practice.policy = LocalPolicy(start.model, start.renderer, config.rollout_rows)
-    return start, learner
+    def _add_columns(self, samples: SampleRows, advantages: np.ndarray) -> list[Datum]:
+        """The rows with advantages, old log-probabilities and those of the reference."""
+        config = self.config
+        rows = with_column(samples.rows, "advantage", advantages[samples.sample_of_row])
+        if self.trusts_sampler:
+            rows = with_column(rows, "old", [row.columns["sampler"] for row in rows])
+        elif config.updates > 1:  # otherwise they are what the only update computes anyway
+            rows = with_column(rows, "old", self.learner.logprobs(rows))
+        if self.setup.reference:
+            reference = self.setup.reference.logprobs(self.learner, rows)
+            rows = with_column(rows, "reference", reference)
+        return rows
 
 
 def surrogate_of(config: GRPOConfig) -> Surrogate:
-    high, ratio = config.clip_high or config.clip, RATIO.get(config.variant, "token")
-    return Surrogate(config.clip, high, config.beta, ratio, config.importance_cap)
+    """Returns the loss that a variant has."""
+    clip_high = config.clip_high or config.clip
+    ratio = _RATIO.get(config.variant, "token")
+    return Surrogate(config.clip, clip_high, config.beta, ratio, config.importance_cap)
 
 
-def weighted(rows: Sequence[Datum], owners: np.ndarray, weights: np.ndarray) -> list[Datum]:
-    """The rows of those samples that weigh something, each with its sample's weight."""
-    pairs = zip(rows, weights[owners].tolist(), strict=True)
-    return [replace(row, weight=weight) for row, weight in pairs if weight]
-
-
-def surrogate_loss(how: Surrogate, sums: dict[str, Any]) -> Loss:
-    """The loss for the learner, which adds figures of all micro-batches to `sums`."""
-
-    def loss(logprobs_N: Any, batch: Any, _: float) -> Any:
-        value, found = policy_loss(logprobs_N, batch.weight_N, batch.row_N, batch.columns, how)
-        for name, part in found.items():
-            sums[name] = sums.get(name, 0.0) + part
-        return value
-
-    return loss
-
-
-def update_row(reports: Sequence[StepReport], sums: dict[str, Any], seconds: float) -> Json:
-    """Mean loss and gradient norm of a step's updates, and figures of their tokens."""
-    row = asdict(reports[-1])
-    row |= {key: float(np.mean([asdict(r)[key] for r in reports])) for key in ("loss", "norm")}
-    row |= {key: sum(asdict(r)[key] for r in reports) for key in ("tokens", "trained")}
-    row["skipped"] = any(report.skipped for report in reports)
-    count = float(sums.pop("count"))
-    row |= {name: float(value) / count for name, value in sums.items()}
-    return row | {"update_seconds": seconds, "update_tokens_per_s": row["tokens"] / seconds}
-
-
-def keep_best(trainer: Any, row: Json, state: Json) -> None:
-    if "metric" in row and (state["best"] is None or row["metric"] > state["best"]):
-        state["best"] = row["metric"]
-        trainer.save_model(trainer.output / "best")
-
-
-def finished(trainer: Any, run: TrainingRun) -> dict[str, float]:
-    """`final/`: the best weights where they were measured, else the last. Returns the last of each
-    figure that a reader asks for first."""
-    best, rows = trainer.output / "best", run.folder.metrics()
-    if best.is_dir():
-        with atomic_folder(trainer.output / "final") as work:
-            shutil.copytree(best, work, dirs_exist_ok=True)
-    else:
-        trainer.save_model(trainer.output / "final")
-    names = ("step", "loss", "reward", "kl", "metric")
-    found = {name: row[name] for name in names for row in rows if name in row}
-    measured = [row["metric"] for row in rows if "metric" in row]
-    return found | ({"best_metric": max(measured)} if measured else {})
+def _lively(groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
+    """The groups that something can be learnt from."""
+    return [group for group in groups if not group.flat]

@@ -1,147 +1,214 @@
-"""PPO: a critic foretells what an episode will be worth from each token on, and a token is as good
-as what came was better than foretold.
+"""PPO: a critic predicts the return of an episode from each of its tokens on; advantage = return −
+predicted value, smoothed by GAE.
 
-An episode is one chain of sampled tokens over all of its turns; what tools and users said lies
-between them and is no action. The score comes with the last token, a penalty for leaving the
-reference with each.
+The loop is `OnlineTrainer`'s. An episode is one chain of sampled tokens over all of its turns; what
+tools and users said lies between them and is no action. The score comes with the last token, a
+penalty for leaving the reference with each.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from sharpen.models.load import attach_lora, load_model
-from sharpen.train import grpo
+from sharpen.models.find import find_model
+from sharpen.models.load import attach_lora, base_of_adapter, load_model
+from sharpen.scored_rollout import TrajectoryGroup
 from sharpen.train.advantages import FLAT, KLController, gae, token_weights, whiten
+from sharpen.train.batching import Batch
+from sharpen.train.callback import Callback
 from sharpen.train.config import PPOConfig
 from sharpen.train.learner import Learner, StepReport
 from sharpen.train.losses import Surrogate, value_loss
-from sharpen.train.practice import Evaluate, Practice
-from sharpen.train.rl_data import Group, figures, rows_of, with_columns
-from sharpen.train.run import TrainingRun
-from sharpen.train.sft import open_folder
+from sharpen.train.online import ChangeTask, OnlineTrainer
+from sharpen.train.policy_update import (
+    NO_UPDATE,
+    FigureSums,
+    surrogate_loss,
+    update_figures,
+    weighted_rows,
+)
+from sharpen.train.rl_data import SampleRows, rows_of_groups, with_column
 from sharpen.train.values import ValueModel
-from sharpen.types import Datum, Json, Reward
+from sharpen.types import Datum, Json, Reward, SharpenError
 
 
-class PPOTrainer:
-    """`PPOTrainer(config, output).train()`. `reward` and `evaluate(policy, step)` may be given as
-    objects instead of by name."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Credit:
+    """Advantages and returns of all tokens of a step, sample after sample, and the KL of each
+    sample to the reference."""
+
+    advantages: np.ndarray
+    returns: np.ndarray
+    kl_of_sample: list[float]
+
+
+class PPOTrainer(OnlineTrainer):
+    """`PPOTrainer(config, output).train()`."""
+
+    config: PPOConfig
+    critic: Learner
 
     def __init__(
         self,
         config: PPOConfig,
         output: str | Path = "runs/ppo",
         reward: Reward | None = None,
-        evaluate: Evaluate | None = None,
+        callback: Callback | None = None,
+        change_task: ChangeTask | None = None,
     ):
-        self.config, self.output = config, Path(output)
-        self.practice = Practice(config, reward, evaluate)
-        clip, cap = config.clip_range, config.importance_cap
-        self.how = Surrogate(clip, clip, truncation=cap)
-        self.model: Any = None
+        super().__init__(config, output, reward, callback, change_task)
+        clip = config.clip_range
+        self.surrogate = Surrogate(clip, clip, truncation=config.importance_cap)
 
-    def train(self) -> dict[str, float]:
-        """Run to the end, or on from where a killed run stopped. Returns the last figures."""
-        config, practice = self.config, self.practice
-        open_folder(self.output, config)
-        self.start, self.learner = grpo.start_learner(config, practice, config.kl_coef > 0)
-        self.model, learner = self.start.model, self.learner
-        self.critic = make_critic(config, learner.total_steps)
-        others = {"critic": self.critic}
-        with TrainingRun(self.output, config, learner, config.updates, others) as run, practice:
-            state = run.resume(practice.first_state() | {"kl_coef": config.kl_coef})
-            if not learner.steps_done:
-                practice.check_gate()
-            while learner.steps_done < learner.total_steps:
-                groups, row = practice.gather(state)
-                row |= figures(groups) | self.update(groups, state)
-                row = {"step": learner.steps_done // config.updates} | row
-                row |= practice.evaluations(row["step"])
-                row |= practice.watch(groups, row, state)
-                grpo.keep_best(self, row, state)
-                practice.show(self.output, groups, row, state)
-                run.end_of_step(row, state, show="metric" in row)
-                practice.check_flat(state)
-        return grpo.finished(self, run)
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the KL to the reference has a weight."""
+        return self.config.kl_coef > 0
 
-    def update(self, groups: Sequence[Group], state: Json) -> Json:
+    def prepare(self) -> Learner:
+        """Load the policy and the critic."""
+        learner = super().prepare()
+        self.critic = _make_critic(self.config, learner.total_steps)
+        return learner
+
+    def other_learners(self) -> Mapping[str, Learner]:
+        """Returns the critic, which is saved with the run."""
+        return {"critic": self.critic}
+
+    def first_state(self) -> Json:
+        """Returns the state before the first step; the KL coefficient may follow the KL."""
+        return super().first_state() | {"kl_coef": self.config.kl_coef}
+
+    def update(self, groups: Sequence[TrajectoryGroup], state: Json) -> Json:
         """Several optimiser steps of policy and critic on a step's episodes."""
-        config, learner, started = self.config, self.learner, time.monotonic()
-        behind = learner.steps_done + config.updates
+        steps_after = self.learner.steps_done + self.config.updates
         scores = np.concatenate([group.rewards for group in groups])
-        reports, judged, sums = list[StepReport](), list[StepReport](), dict[str, Any]()
-        row = grpo.NOTHING
-        if np.ptp(scores) >= FLAT:  # else all that could be learnt is the critic's noise
-            rows, owners, lengths = rows_of(groups)
-            rows, row = self.with_advantages(rows, owners, scores, state)
-            for number in range(config.updates):
-                part = slice(number % config.minibatches, None, config.minibatches)
-                weights = np.zeros(len(lengths))
-                weights[part] = token_weights(lengths[part], "dapo")  # the mean over tokens
-                taken = grpo.weighted(rows, owners, weights)
-                if taken:
-                    reports.append(learner.step(taken, grpo.surrogate_loss(self.how, sums)))
-                    judged.append(self.critic.step(taken, self.critic_loss))
-            row |= grpo.update_row(reports, sums, time.monotonic() - started)
-            row |= {"value_loss": float(np.mean([report.loss for report in judged]))}
-        learner.steps_done = self.critic.steps_done = behind
+        row = dict(NO_UPDATE)
+        if np.ptp(scores) >= FLAT:  # otherwise all that could be learnt is the critic's noise
+            row = self._optimise(groups, scores, state)
+        self.learner.steps_done = steps_after
+        self.critic.steps_done = steps_after
         return row
 
-    def with_advantages(
-        self, rows: list[Datum], owners: np.ndarray, scores: np.ndarray, state: Json
-    ) -> tuple[list[Datum], Json]:
-        """The rows with old log-probabilities, values, returns and advantages; and figures."""
+    def _optimise(self, groups: Sequence[TrajectoryGroup], scores: np.ndarray, state: Json) -> Json:
         config = self.config
-        old, values = self.learner.logprobs(rows), self.critic.values(rows)
-        away = [np.zeros(len(found)) for found in old]
-        if config.kl_coef:
-            reference = self.start.reference.logprobs(self.learner, rows)
-            away = [now - then for now, then in zip(old, reference, strict=True)]
-        scores = whiten(scores, shift=False) if config.whiten_rewards else scores
-        found, kls = [], []
-        for number, score in enumerate(scores):
-            own = np.flatnonzero(owners == number)
-            kl_T = np.concatenate([away[i] for i in own])
-            reward_T = -state["kl_coef"] * kl_T
-            reward_T[-1] += score
-            value_T = np.concatenate([values[i] for i in own]).astype(np.float64)
-            found.append(gae(reward_T, value_T, config.gamma, config.lam))
-            kls.append(kl_T.sum())
-        advantages = whiten(np.concatenate([advantage for advantage, _ in found]))
-        returns = np.concatenate([expected for _, expected in found])
+        started = time.monotonic()
+        samples = rows_of_groups(groups)
+        rows, row = self.add_credit(samples, scores, state)
+        sums: FigureSums = {}
+        policy_reports: list[StepReport] = []
+        critic_reports: list[StepReport] = []
+        for number in range(config.updates):
+            chosen = slice(number % config.minibatches, None, config.minibatches)
+            weights = np.zeros(len(samples.tokens))
+            weights[chosen] = token_weights(samples.tokens[chosen], "dapo")  # mean over tokens
+            minibatch = weighted_rows(rows, samples.sample_of_row, weights)
+            if not minibatch:  # there may be fewer samples than mini-batches
+                continue
+            loss = surrogate_loss(self.surrogate, sums)
+            policy_reports.append(self.learner.step(minibatch, loss))
+            critic_reports.append(self.critic.step(minibatch, self._critic_loss))
+        row |= update_figures(policy_reports, sums, time.monotonic() - started)
+        row["value_loss"] = float(np.mean([report.loss for report in critic_reports]))
+        return row
+
+    def add_credit(
+        self, samples: SampleRows, scores: np.ndarray, state: Json
+    ) -> tuple[list[Datum], Json]:
+        """Returns the rows with old log-probabilities, values, returns and advantages, and figures
+        of them. The KL coefficient in `state` follows the measured KL."""
+        config = self.config
+        rows = samples.rows
+        old = self.learner.logprobs(rows)
+        values = self.critic.values(rows)
+        kl_of_row = [np.zeros(len(logprobs_T)) for logprobs_T in old]
+        if self.setup.reference:
+            reference = self.setup.reference.logprobs(self.learner, rows)
+            kl_of_row = [now_T - then_T for now_T, then_T in zip(old, reference, strict=True)]
+        if config.whiten_rewards:
+            scores = whiten(scores, shift=False)
+        credit = self._assign_credit(samples, scores, values, kl_of_row, state["kl_coef"])
         # rows lie by sample, so that one long array of tokens is cut row by row
         ends = np.cumsum([len(values_T) for values_T in values])[:-1]
-        parts = {"advantage": np.split(advantages, ends), "return": np.split(returns, ends)}
-        rows = with_columns(rows, old=old, value=values, **parts)
+        rows = with_column(rows, "old", old)
+        rows = with_column(rows, "value", values)
+        rows = with_column(rows, "advantage", np.split(credit.advantages, ends))
+        rows = with_column(rows, "return", np.split(credit.returns, ends))
+        kl = float(np.mean(credit.kl_of_sample))
         controller = KLController(state["kl_coef"], config.kl_target, config.kl_horizon)
-        controller.update(float(np.mean(kls)), len(kls))
+        controller.update(kl, len(credit.kl_of_sample))
         state["kl_coef"] = controller.value
-        errors = returns - np.concatenate(values)
-        explained = 1 - errors.var() / returns.var() if returns.var() > FLAT else 0.0
-        told = {"kl": float(np.mean(kls)), "kl_coef": controller.value}
-        return rows, told | {"explained_variance": float(explained)}
+        explained = _explained_variance(credit.returns, np.concatenate(values))
+        return rows, {"kl": kl, "kl_coef": controller.value, "explained_variance": explained}
 
-    def critic_loss(self, values_N: Any, batch: Any, _: float) -> Any:
+    def _assign_credit(
+        self,
+        samples: SampleRows,
+        scores: np.ndarray,
+        values: Sequence[np.ndarray],
+        kl_of_row: Sequence[np.ndarray],
+        kl_coef: float,
+    ) -> _Credit:
+        """Generalised advantage estimation over each episode; advantages are whitened over the
+        step."""
+        config = self.config
+        advantages = []
+        returns = []
+        kl_of_sample = []
+        for number, score in enumerate(scores):
+            own_rows = np.flatnonzero(samples.sample_of_row == number).tolist()
+            kl_T = np.concatenate([kl_of_row[index] for index in own_rows])
+            value_T = np.concatenate([values[index] for index in own_rows]).astype(np.float64)
+            reward_T = -kl_coef * kl_T
+            reward_T[-1] += score
+            advantage_T, return_T = gae(reward_T, value_T, config.gamma, config.lam)
+            advantages.append(advantage_T)
+            returns.append(return_T)
+            kl_of_sample.append(kl_T.sum())
+        return _Credit(whiten(np.concatenate(advantages)), np.concatenate(returns), kl_of_sample)
+
+    def _critic_loss(self, values_N: torch.Tensor, batch: Batch, _: float) -> torch.Tensor:
         clip = self.config.value_clip
         return self.config.vf_coef * value_loss(values_N, batch.weight_N, batch.columns, clip)
 
-    def save_model(self, path: str | Path) -> None:
-        """The policy, in a folder that loads on its own."""
-        self.start.save(self.learner, path)
+
+def _explained_variance(returns: np.ndarray, values: np.ndarray) -> float:
+    """The share of the variance of returns that the critic predicts."""
+    errors = returns - values
+    if returns.var() <= FLAT:
+        return 0.0
+    return float(1 - errors.var() / returns.var())
 
 
-def make_critic(config: PPOConfig, total_steps: int) -> Learner:
-    """The policy's own weights below a head that says 0 at first."""
-    model = load_model(config, "SequenceClassification")
-    if hasattr(model, "peft_config"):
-        model = model.merge_and_unload()
+def _load_classifier(config: PPOConfig) -> Any:
+    """The policy's first weights with a head that gives one value. An adapter is merged: PEFT puts
+    an adapter of a language model on nothing else."""
+    folder = find_model(config.base_model)
+    if not (folder / "adapter_config.json").is_file():
+        return load_model(config, "SequenceClassification")
+    if config.load_in_4bit or config.load_in_8bit:
+        raise SharpenError(
+            f"{config.base_model}: an adapter on a quantised base; the critic of PPO starts "
+            "from merged weights: merge the adapter first, or train with GRPO"
+        )
+    merged = load_model(config).merge_and_unload()
+    base = config.model_copy(update={"base_model": base_of_adapter(folder)})
+    classifier = _load_classifier(base)
+    decoder = getattr(classifier, classifier.base_model_prefix)
+    decoder.load_state_dict(getattr(merged, merged.base_model_prefix).state_dict())
+    return classifier
+
+
+def _make_critic(config: PPOConfig, total_steps: int) -> Learner:
+    """The policy's first weights below a head that says 0 at first."""
+    model = _load_classifier(config)
     torch.nn.init.zeros_(model.score.weight)
     torch.manual_seed(config.seed)
     model = model.requires_grad_(True) if config.full else attach_lora(model, config, "SEQ_CLS")

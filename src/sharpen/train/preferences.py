@@ -1,193 +1,150 @@
-"""Preferences: sampled from a policy and scored, and made into training rows.
-
-A pair that was sampled carries its ids in its metadata, and trains on exactly those as long as the
-tokenizer is the one that they were sampled with; any other pair is rendered from its messages.
-"""
+"""Preference pairs from a policy's own samples: the best and the worst answer to each task. DPO
+samples its rounds with it, and `sharpen.generate_preference_pairs` is it."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
-from sharpen import types
 from sharpen.calls import assistant_text
+from sharpen.kinds import KindEnvironment
 from sharpen.progress import progress
 from sharpen.render import Renderer
-from sharpen.rewards.learned import turn_ends
-from sharpen.rollout import MakeEnvironment, rollout
-from sharpen.train.rl_data import Group, GroupScorer, trajectory_to_datums
-from sharpen.types import Datum, Dialog, Json, Message, Preference, RowError, SharpenError, Task
+from sharpen.scored_rollout import PlaySettings, TrajectoryGroup, play_and_score
+from sharpen.train.preference_rows import ids_to_row, tokenizer_hash
+from sharpen.train.rl_data import trajectory_to_datums
+from sharpen.types import (
+    Json,
+    MakeEnvironment,
+    Message,
+    Policy,
+    Preference,
+    Reward,
+    Sampling,
+    SharpenError,
+    Task,
+    Trajectory,
+)
 
-AT_ONCE = 256  # tasks whose episodes are under way together
-SIDES = ("chosen", "rejected")
-NAMED = 5  # rows that are named in a message
+_TASKS_AT_ONCE = 256  # whose episodes are under way together
 
 
 class NoPairs(SharpenError):
-    """No task's samples differ in their score."""
+    """No task has samples that differ in their score."""
+
+
+class _RenderingPolicy(Policy, Protocol):
+    """A policy that knows how its dialogs become ids."""
+
+    renderer: Renderer
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What became of the tasks, for the summary."""
+
+    without_pair: Counter[str] = field(default_factory=Counter)  # reason → tasks
+    dropped: Counter[str] = field(default_factory=Counter)  # reason → samples
+    scores: list[float] = field(default_factory=list)
 
 
 def generate_preference_pairs(
-    policy: Any,
+    policy: _RenderingPolicy,
     tasks: Sequence[Task],
-    reward: types.Reward,
-    make_environment: MakeEnvironment,
-    samples: int,
-    sampling: types.Sampling,
-    max_turns: int = 8,
+    reward: Reward,
+    make_environment: MakeEnvironment = KindEnvironment,
+    samples: int = 4,
+    sampling: Sampling = Sampling(temperature=1.0),  # noqa: B008 - frozen
+    max_turns: int = 0,
 ) -> list[Preference]:
-    """The best and the worst of `samples` of each task, by the reward against the task's own gold.
-    `policy` gives ids (`LocalPolicy`). Tasks whose samples are all equally good give no pair."""
-    words = vocabulary(policy.renderer.tokenizer)
-    pairs, lost, reasons, scores = list[Preference](), Counter[str](), Counter[str](), []
+    """Returns the best and the worst of `samples` of each task, by the reward against the task's
+    own gold. Tasks whose samples are all equally good give no pair.
+
+    `policy` gives ids (`LocalPolicy`). `max_turns` of 0 takes the limit of each task's kind.
+    """
+    how = PlaySettings(reward, sampling, make_environment, max_turns, samples)
+    tokenizer = tokenizer_hash(policy.renderer.tokenizer)
+    counts = _Counts()
+    pairs: list[Preference] = []
     with progress("sampling pairs", len(tasks)) as advance:
-        for start in range(0, len(tasks), AT_ONCE):
-            some = tasks[start : start + AT_ONCE]
-            own = replace(sampling, seed=sampling.seed + start)
-            repeated = [task for task in some for _ in range(samples)]
-            trajectories = rollout(policy, repeated, make_environment, own, max_turns)
-            for group in GroupScorer(reward).groups(some, trajectories):
-                reasons.update(group.dropped)
-                scores += group.rewards.tolist()
-                found = pair_from_group(group, make_environment, words)
-                if isinstance(found, str):
-                    lost[found] += 1
+        for start in range(0, len(tasks), _TASKS_AT_ONCE):
+            part = tasks[start : start + _TASKS_AT_ONCE]
+            part_sampling = replace(sampling, seed=sampling.seed + start)
+            for group in play_and_score(policy, part, replace(how, sampling=part_sampling)):
+                counts.dropped.update(group.dropped)
+                counts.scores += group.rewards.tolist()
+                pair = _pair_from_group(group, make_environment, tokenizer)
+                if isinstance(pair, str):
+                    counts.without_pair[pair] += 1
                 else:
-                    pairs.append(found)
-            advance(len(some))
-    told = ", ".join([f"{len(pairs)} pairs", *(f"{n} {why}" for why, n in lost.items())])
-    told = f"of {len(tasks)} tasks with {samples} samples each: {told}"
-    told += f", mean score {np.mean(scores):.2f}" if scores else ""
-    for reason, count in reasons.most_common(1):
-        told += f"; {reasons.total()} samples have no score, {count} of them by {reason}"
+                    pairs.append(pair)
+            advance(len(part))
+    summary = _summarize(len(tasks), samples, len(pairs), counts)
     if not pairs:
-        advice = "raise num_samples or temperature" if scores else "look at the reward"
-        raise NoPairs(f"no preference pair {told}; {advice}")
-    print(told)
+        advice = "raise num_samples or temperature" if counts.scores else "look at the reward"
+        raise NoPairs(f"no preference pair {summary}; {advice}")
+    print(summary)
     return pairs
 
 
-def pair_from_group(group: Group, make: MakeEnvironment, words: str) -> Preference | str:
+def _summarize(tasks: int, samples: int, pairs: int, counts: _Counts) -> str:
+    outcomes = [f"{pairs} pairs"]
+    for reason, count in counts.without_pair.items():
+        outcomes.append(f"{count} {reason}")
+    summary = f"of {tasks} tasks with {samples} samples each: {', '.join(outcomes)}"
+    if counts.scores:
+        summary += f", mean score {np.mean(counts.scores):.2f}"
+    for reason, count in counts.dropped.most_common(1):
+        total = counts.dropped.total()
+        summary += f"; {total} samples have no score, {count} of them by {reason}"
+    return summary
+
+
+def _pair_from_group(
+    group: TrajectoryGroup, make_environment: MakeEnvironment, tokenizer: str
+) -> Preference | str:
     """The pair, or why there is none."""
     if len(group.samples) < 2:
         return "without two scored samples"
     if group.flat:
         return "ties"
-    ends = [group.samples[int(at)] for at in (group.rewards.argmax(), group.rewards.argmin())]
-    rows = [trajectory_to_datums(trajectory) for trajectory in ends]
-    if any(len(found) != 1 for found in rows):
+    best = group.samples[int(group.rewards.argmax())]
+    worst = group.samples[int(group.rewards.argmin())]
+    best_rows = trajectory_to_datums(best)
+    worst_rows = trajectory_to_datums(worst)
+    if len(best_rows) != 1 or len(worst_rows) != 1:
         return "with turns that are not one row of ids"
-    (chosen,), (rejected,) = rows
-    if np.array_equal(chosen.ids, rejected.ids):  # a reward that is not sure of itself
+    if np.array_equal(best_rows[0].ids, worst_rows[0].ids):  # the reward contradicts itself
         return "ties"
-    ids = {"tokenizer": words, "chosen": ids_to_row(chosen), "rejected": ids_to_row(rejected)}
-    opening, (better, worse) = make().reset(group.task), map(messages_of, ends)
-    scores = float(group.rewards.max()), float(group.rewards.min())
-    task, about = group.task, {"kind": group.task.kind, "sampled": ids}
-    return Preference(opening.messages, better, worse, opening.tools, task.id, *scores, about)
+    task = group.task
+    ids: Json = {
+        "tokenizer": tokenizer,
+        "chosen": ids_to_row(best_rows[0]),
+        "rejected": ids_to_row(worst_rows[0]),
+    }
+    opening = make_environment().reset(task)
+    return Preference(
+        opening.messages,
+        _answer_messages(best),
+        _answer_messages(worst),
+        opening.tools,
+        task.id,
+        float(group.rewards.max()),
+        float(group.rewards.min()),
+        {"kind": task.kind, "sampled": ids},
+    )
 
 
-def messages_of(trajectory: types.Trajectory) -> tuple[Message, ...]:
+def _answer_messages(trajectory: Trajectory) -> tuple[Message, ...]:
     """What was said, up to the last answer; a broken call as it was written."""
-    found: list[Message] = []
+    messages: list[Message] = []
     turns = [turn for turn in trajectory.turns if turn.ids]
     for turn in turns:
         text = assistant_text(replace(turn.message, tool_calls=()), trajectory.task_id)
-        found += [replace(turn.message, content=text, unparsed=()), *turn.results]
-    return tuple(found[: len(found) - len(turns[-1].results)])
-
-
-def ids_to_row(datum: Datum) -> Json:
-    starts = np.flatnonzero(datum.mask & ~np.append(False, datum.mask[:-1]))
-    spans = np.stack([starts, turn_ends(datum) + 1], 1)
-    return {"ids": datum.ids.tolist(), "turns": spans.tolist()}
-
-
-def ids_from_row(row: Any, where: str) -> Datum:
-    try:
-        ids = np.array(row["ids"], np.int32)
-        mask = np.zeros(len(ids), bool)
-        for start, end in row["turns"]:
-            if not 0 < start < end <= len(ids):
-                raise ValueError
-            mask[start:end] = True
-        if not mask.any() or ids.min() < 0:
-            raise ValueError
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise RowError(where, "metadata.sampled: expected ids and the spans of turns") from None
-    return Datum(ids, mask, where)
-
-
-def vocabulary(tokenizer: Any) -> str:
-    """Names what ids mean."""
-    words = json.dumps(sorted(tokenizer.get_vocab().items()))
-    return hashlib.sha256(words.encode()).hexdigest()[:16]
-
-
-def pair_rows(pairs: Sequence[Preference], renderer: Renderer) -> list[list[Datum]]:
-    """Chosen and rejected of each pair; only what the assistant says in the answer carries loss.
-    A pair's id says where it stands."""
-    own = vocabulary(renderer.tokenizer)
-    sampled = [pair.metadata.get("sampled") for pair in pairs]
-    kept = [isinstance(ids, dict) and ids.get("tokenizer") == own for ids in sampled]
-    others = [pair for pair, keep in zip(pairs, kept, strict=True) if not keep]
-    if strange := sum(map(bool, sampled)) - sum(kept):
-        print(f"{strange} pairs were sampled with another tokenizer: their messages are rendered")
-    both = [(pair, side) for pair in others for side in (pair.chosen, pair.rejected)]
-    rendered = renderer.render(Dialog(p.prompt + side, p.tools, p.id) for p, side in both)
-    rows = []
-    for pair, keep, ids in zip(pairs, kept, sampled, strict=True):
-        if keep:
-            row = [ids_from_row(ids.get(side), pair.id) for side in SIDES]  # type: ignore[union-attr]
-        else:
-            row = [answer_only(next(rendered), pair, side) for side in SIDES]
-        if np.array_equal(row[0].ids, row[1].ids):
-            raise RowError(pair.id, "chosen and rejected are the same")
-        rows.append(row)
-    return rows
-
-
-def answer_only(datum: Datum, pair: Preference, side: str) -> Datum:
-    """Without what the assistant said in the prompt."""
-    before = sum(message.role == "assistant" for message in pair.prompt)
-    ends, mask = turn_ends(datum), datum.mask.copy()
-    if len(ends) <= before:
-        raise RowError(pair.id, f"{side}: expected a turn of the assistant")
-    if before:
-        mask[: ends[before - 1] + 1] = False
-    return replace(datum, mask=mask)
-
-
-def fitting(rows: Sequence[list[Datum]], limit: int, source: str) -> list[list[Datum]]:
-    """Pairs within `limit` tokens; longer ones are named and left out, never cut."""
-    kept = [row for row in rows if max(len(side.ids) for side in row) <= limit]
-    long = [row for row in rows if max(len(side.ids) for side in row) > limit]
-    for row in long[:NAMED]:
-        lengths = " and ".join(str(len(side.ids)) for side in row)
-        print(f"{row[0].id}: {lengths} tokens, over max_length ({limit}): left out")
-    if not kept:
-        over = f", {len(long)} over max_length {limit}" if long else ""
-        raise SharpenError(f"{source}: no pair to train on (of {len(rows)}{over})")
-    if len(long) > NAMED:
-        print(f"{source}: {len(long)} of {len(rows)} pairs left out, over max_length ({limit})")
-    return kept
-
-
-def with_strangers(rows: Sequence[list[Datum]], source: str) -> list[list[Datum]]:
-    """Each pair with the answers of the pair before it behind its own prompt, for KTO."""
-    if len(rows) < 2:
-        raise SharpenError(f"{source}: kto compares each pair with another; there is only one")
-    pairs = zip(rows, [rows[-1], *rows[:-1]], strict=True)
-    return [[*row, *(behind(row[0], answer) for answer in before)] for row, before in pairs]
-
-
-def behind(datum: Datum, other: Datum) -> Datum:
-    here, there = int(datum.mask.argmax()), int(other.mask.argmax())
-    ids = np.concatenate([datum.ids[:here], other.ids[there:]])
-    return Datum(ids, np.concatenate([datum.mask[:here], other.mask[there:]]), datum.id)
+        messages.append(replace(turn.message, content=text, unparsed=()))
+        messages.extend(turn.results)
+    return tuple(messages[: len(messages) - len(turns[-1].results)])

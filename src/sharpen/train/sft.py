@@ -7,9 +7,7 @@ functions for opening run folders and saving models.
 
 from __future__ import annotations
 
-import copy
 import math
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,18 +15,23 @@ from typing import Any
 
 import torch
 
-from sharpen.data.sources import resolve
-from sharpen.models.load import attach_lora, load_model, load_tokenizer
-from sharpen.records import RunFolder, atomic_folder, sha256_file
-from sharpen.render import Renderer, hermes_template
+from sharpen.models.load import load_model, load_tokenizer
+from sharpen.render import Renderer
 from sharpen.tools import load_object
 from sharpen.train.collate import Batch
-from sharpen.train.config import AgentSFTConfig, RunConfig
+from sharpen.train.config import AgentSFTConfig
 from sharpen.train.dataset import TrainingRows
 from sharpen.train.display import peak_memory
 from sharpen.train.learner import Learner
 from sharpen.train.losses import sft_loss
-from sharpen.train.run import TrainingRun, first_process
+from sharpen.train.run import TrainingRun
+from sharpen.train.run_setup import (
+    finish_with_best,
+    keep_best,
+    make_trainable,
+    open_folder,
+    save_trained,
+)
 from sharpen.types import Datum, Json, SharpenError
 
 
@@ -109,23 +112,16 @@ class AgentSFTTrainer:
                 f"step {self.learner.steps_done}: the evaluation gave {row}, expected finite "
                 "numbers; look at the metric and the dev rows, or lower the learning rate"
             )
-        if state["best"] is None or value > state["best"]:
-            state["best"] = value
+        if keep_best(value, state, self.output, self.save_model):
             state["since_best"] = 0
-            self.save_model(self.output / "best")
         else:
             state["since_best"] += 1
         return row
 
     def _write_final(self) -> None:
         """Write `final/`: the best weights if they were measured, otherwise the last."""
-        is_first = self.learner.processes.rank == 0
-        if not (self.output / "best").is_dir():
-            self.save_model(self.output / "final")
-        elif is_first:
-            with atomic_folder(self.output / "final") as work_folder:
-                shutil.copytree(self.output / "best", work_folder, dirs_exist_ok=True)
-        if self.data and self.data.replay and is_first:
+        finish_with_best(self.output, self.save_model)
+        if self.data and self.data.replay and self.learner.processes.rank == 0:
             self.data.replay.save(self.output / "replay.json")
 
     def save_model(self, path: str | Path) -> None:
@@ -145,73 +141,3 @@ class AgentLoRATrainer(AgentSFTTrainer):
 def token_mean(logprobs_N: torch.Tensor, batch: Batch, step_tokens: float) -> torch.Tensor:
     """The learner's loss for SFT: the weighted mean over all trained tokens of a step."""
     return sft_loss(logprobs_N, batch.weight_N, step_tokens)
-
-
-# Shared with the other trainers ----------------------------------------------------------------
-
-
-def make_trainable(model: Any, config: RunConfig) -> Any:
-    """Return the model with all weights trainable, or with a fresh adapter."""
-    if config.full:
-        return model.requires_grad_(True)
-    torch.manual_seed(config.seed)  # the adapter's first weights are random
-    return attach_lora(model, config)
-
-
-def save_trained(
-    learner: Learner, renderer: Renderer, path: str | Path, whole: bool = False
-) -> None:
-    """Write the model folder. `whole`: with the adapter merged into a copy of its base, which needs
-    a second model in CPU memory."""
-    weights = learner.weights()  # from all processes, before the first one writes
-    if learner.processes.rank != 0:
-        return
-    tokenizer = renderer.tokenizer
-    if renderer.template is None:
-        tokenizer.chat_template = hermes_template()
-    with atomic_folder(path) as work_folder:
-        if whole and hasattr(learner.model, "merge_and_unload"):
-            model_copy = copy.deepcopy(learner.model.to("cpu"))
-            learner.model.to(learner.device)
-            model_copy.merge_and_unload().save_pretrained(work_folder)
-        else:
-            learner.model.save_pretrained(work_folder, state_dict=weights)
-        tokenizer.save_pretrained(work_folder)
-
-
-def open_folder(folder: Path, config: RunConfig) -> None:
-    """Open the run folder before anything is loaded; refuse another run's folder and a full
-    disk."""
-    if not first_process():
-        return
-    hashes = {}
-    for name in config.train_data.split(","):
-        for path in resolve(name):
-            hashes[path.name] = sha256_file(path)
-    RunFolder(folder, config, hashes)
-    _check_disk(folder, config)
-
-
-def _check_disk(folder: Path, config: RunConfig) -> None:
-    """Refuse before the first step what would fill the disk at a later one."""
-    from sharpen.models.estimate import shape_of
-    from sharpen.models.find import find_model
-    from sharpen.records import read_json
-
-    base = find_model(config.base_model)
-    if not (base / "config.json").is_file():
-        return
-    shape = shape_of(read_json(base / "config.json"), str(base))
-    if config.full:
-        trained = shape.parameters()
-    else:
-        trained = shape.lora_parameters(config.lora_r, config.lora_target_modules)
-    # A checkpoint holds fp32 weights and two moments: 12 bytes per trained parameter. One more than
-    # is kept exists while it is written. `best/` and `final/` hold the weights in fp32.
-    needed_bytes = trained * (12 * (config.keep_checkpoints + 1) + 8)
-    free_bytes = shutil.disk_usage(folder).free
-    if needed_bytes > free_bytes:
-        raise SharpenError(
-            f"{folder}: checkpoints need about {needed_bytes >> 20} MiB, the disk has "
-            f"{free_bytes >> 20} MiB; free some space or lower keep_checkpoints"
-        )
