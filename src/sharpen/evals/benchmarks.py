@@ -122,7 +122,7 @@ def load_benchmark(spec: str, user: Policy | None = None) -> Suite:
 
 def _own_suite(spec: str) -> Suite:
     """A user's own benchmark: a suite, or a function that returns tasks."""
-    found = load_object(spec)
+    found: Any = load_object(spec)
     if isinstance(found, Suite):
         return found
     tasks = list(found()) if callable(found) else []
