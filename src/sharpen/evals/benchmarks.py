@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen import types
-from sharpen.data.generate.samples import LongContextDataGenerator
+from sharpen.data.generate.haystack import needle_in_haystack
 from sharpen.data.importers.common import FORMATS
 from sharpen.data.importing import SHAPE_ERRORS, converted, fault, load, reason_kind
 from sharpen.data.reading import read_records
@@ -226,12 +226,11 @@ def kv_tasks(keys: int) -> Iterator[Task]:
 
 def needle_tasks(longest: int) -> Iterator[Task]:
     """A grid: four lengths up to `longest` characters, five depths."""
-    maker = LongContextDataGenerator(seed=longest)
     for length in (longest * part // 4 for part in range(1, 5)):
         for depth in DEPTHS:
             word = f"{seeded('needle', length, depth).getrandbits(32):08x}"
             needle = f"The pass phrase of today is {word}."
-            row = maker.generate_needle_in_haystack(length, needle, depth, SOUGHT, word)
+            row = needle_in_haystack(length, needle, depth, SOUGHT, word, seed=longest)
             text, gold = f"{row['context']}\n\n{SOUGHT}", {"answers": [word]}
             about = {"category": f"{length} at {depth:g}"}
             yield Task(f"needle-{length}-{depth:g}", text, (), gold, "retrieval", metadata=about)
