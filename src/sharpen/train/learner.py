@@ -164,7 +164,7 @@ class Learner:
             try:
                 torch.manual_seed(self.config.seed * 1_000_003 + self.steps_done)
                 self.optimizer.zero_grad(set_to_none=True)
-                return self._forward_backward(datums, loss, trained)
+                return self.forward_backward(datums, loss, trained)
             except torch.cuda.OutOfMemoryError:
                 longest = max(len(datum.ids) for datum in datums)
                 if self.token_budget <= longest or self.processes.world > 1:
@@ -178,7 +178,7 @@ class Learner:
                 torch.cuda.empty_cache()
                 print(f"out of GPU memory: micro-batches of {self.token_budget} tokens from now on")
 
-    def _forward_backward(self, datums: Sequence[Datum], loss: Loss, trained: float) -> float:
+    def forward_backward(self, datums: Sequence[Datum], loss: Loss, trained: float) -> float:
         """Run this process's micro-batches and return the loss of the step over all processes."""
         processes = self.processes
         total = torch.zeros((), device=self.device)
