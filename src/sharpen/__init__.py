@@ -29,11 +29,12 @@ _NAMES = {
     "data.replay": "OnlineContinualLearner",
     "data.generate.samples": "mask_functions preference_pair",
     # rewards
-    "rewards.agent": "AgentRewardConfig AgentRewardModel PlanEvaluator ToolVerifier",
-    "rewards.calls": "ToolCallEvaluator",
+    "rewards.agent": "AgentRewardConfig AgentRewardModel",
+    "rewards.calls": "ToolCallEvaluator ToolVerifier",
     "rewards.hacking": "HackingMonitor RLVRHackingDetector RLVRRewardShaping",
     "rewards.judge": "Judge JudgeConfig",
     "rewards.learned": "LearnedReward",
+    "rewards.plan_evaluator": "PlanEvaluator",
     "rewards.verifiable": "VerifiableRewardCalculator",
     # training
     "train.config": (
