@@ -14,7 +14,6 @@ from sharpen.merge.merger import merge_dicts
 from sharpen.merge.recipe import InputModel, MergeConfig, suggest_name
 from sharpen.merge.stream import DEFAULTS, MergeOptions, merge
 from sharpen.merge.vectors import (
-    Shares,
     StateDict,
     StateDicts,
     Weights,
@@ -23,12 +22,14 @@ from sharpen.merge.vectors import (
 )
 from sharpen.types import Json
 
+_Shares = Sequence[float] | None  # one weight per model; None: equal ones
+
 
 class ModelMerger:
     """Merges state dicts by the four methods of section 4.2. Results have the inputs' dtype."""
 
     @staticmethod
-    def average_merge(state_dicts: StateDicts, weights: Shares = None) -> Weights:
+    def average_merge(state_dicts: StateDicts, weights: _Shares = None) -> Weights:
         """Return the weighted average; weights sum to 1."""
         count = len(state_dicts)
         shares = [1 / count] * count if weights is None else list(weights)
@@ -91,7 +92,7 @@ class TaskVectorArithmetic:
         return result
 
     @staticmethod
-    def add_task_vectors(task_vectors: StateDicts, weights: Shares = None) -> Weights:
+    def add_task_vectors(task_vectors: StateDicts, weights: _Shares = None) -> Weights:
         """Return the weighted sum of several vectors; without weights, the plain sum."""
         count = len(task_vectors)
         require(count, "add_task_vectors: no task vector given")
