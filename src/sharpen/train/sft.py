@@ -130,14 +130,6 @@ class AgentSFTTrainer:
         save_trained(self.learner, self.renderer, path)
 
 
-class AgentLoRATrainer(AgentSFTTrainer):
-    """The specification's name for the same trainer."""
-
-    def prepare_data(self) -> None:
-        """The specification's name for `prepare_datasets`."""
-        self.prepare_datasets()
-
-
 def token_mean(logprobs_N: torch.Tensor, batch: Batch, step_tokens: float) -> torch.Tensor:
     """The learner's loss for SFT: the weighted mean over all trained tokens of a step."""
     return sft_loss(logprobs_N, batch.weight_N, step_tokens)
