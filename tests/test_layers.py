@@ -43,9 +43,8 @@ def imported_modules(path: Path) -> set[str]:
             modules.add(node.module or "")
             if node.module == "sharpen":
                 modules |= {f"sharpen.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if MODULE_NAME.fullmatch(node.value):
-                modules.add(node.value)
+        elif isinstance(node, ast.Constant) and MODULE_NAME.fullmatch(str(node.value)):
+            modules.add(str(node.value))
     return {name for name in modules if name.startswith("sharpen.")}
 
 
