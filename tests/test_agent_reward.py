@@ -304,9 +304,11 @@ def test_asking_counts_when_it_asks_for_what_is_missing(bench):
     task = bench.first(decision="ask")
     right = bench.gold(task).turns[-1].message
     assert bench.score(task, right).parts["timing_quality"] == 1
-    for text in ("What is the weather?", "I shall see to it.", "Sure?"):
+    for text, asks in (("What is the weather?", True), ("I shall see to it.", False)):
         score = bench.score(task, Message("assistant", text))
-        assert score.parts["timing_quality"] == 0.5 and score.parts["task_completion"] == 0
+        # to ask is the right decision; to ask for what is missing is the rest of the credit
+        assert score.solved is asks and score.parts["task_completion"] == float(asks)
+        assert score.parts["timing_quality"] == 0.5
         assert "expected: ask" in score.feedback
 
 
@@ -314,7 +316,9 @@ def test_an_answer_needs_what_the_gold_answer_says(bench):
     task = next(t for t in bench.tasks if t.gold.get("answer"))
     right, wrong = task.gold["answer"], "I believe it was forty-two."
     assert bench.value(task, Message("assistant", f"I said it before: {right}")) == 1
-    assert bench.score(task, Message("assistant", wrong)).parts["task_completion"] == 0
+    score = bench.score(task, Message("assistant", wrong))
+    assert score.solved, "to answer is the right decision"
+    assert score.parts["timing_quality"] == 0.5 and score.value < 1
 
 
 @pytest.mark.parametrize(

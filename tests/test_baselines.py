@@ -23,16 +23,17 @@ def data(agent_data, monkeypatch):
     monkeypatch.setenv("SHARPEN_DATA", str(agent_data))
 
 
-def found(model, split="test", **options):
-    judge = AgentTrainingEvaluator(AgentTrainingUsage(), options=options | {"general": False})
-    return judge.evaluate(model, split), judge.results
+def evaluate(model, split="test", **options):
+    """The figures that are shown, and all results."""
+    evaluator = AgentTrainingEvaluator(AgentTrainingUsage(), options=options | {"general": False})
+    return evaluator.evaluate(model, split), evaluator.results
 
 
 @pytest.mark.parametrize(
     "ways", [(), *((way,) for way in WAYS), TOGETHER, ("reword", *TOGETHER[1:])]
 )
 def test_gold_is_right_by_every_metric(ways):
-    five, results = found("baseline:gold", perturb=ways)
+    five, results = evaluate("baseline:gold", perturb=ways)
     assert set(five) == set(AGENT_METRICS) and {f["mean"] for f in five.values()} == {1.0}
     assert {"mean", "std", "count", "low", "high"} == set(five["timing_precision"])
     for figures in (results["all"], *results["parts"].values(), *results["difficulty"].values()):
@@ -42,10 +43,11 @@ def test_gold_is_right_by_every_metric(ways):
 
 
 def test_chance_is_near_chance():
-    five, results = found("baseline:random", "train")
+    five, results = evaluate("baseline:random", "train")
     tasks = [t for t in AgentTrainingUsage().iter_samples("train") if t.kind == "selection"]
     chance = sum(1 / len(task.tools) for task in tasks) / len(tasks)
-    selection, timing = five["tool_selection_accuracy"], five["timing_precision"]
+    selection = five["tool_selection_accuracy"]
+    timing = five["timing_precision"]
     assert selection["low"] < chance < selection["high"] and selection["mean"] < 0.3
     assert timing["low"] < 0.25 < timing["high"]
     assert five["end_to_end_success"]["mean"] < 0.2 and five["plan_success_rate"]["mean"] < 0.1
@@ -53,14 +55,14 @@ def test_chance_is_near_chance():
 
 
 def test_words_beat_chance_and_silence_scores_nothing():
-    name, rates = "tool_selection_accuracy", {}
+    rates = {}
     for kind in ("keyword", "random"):
-        judge = AgentTrainingEvaluator(
+        evaluator = AgentTrainingEvaluator(
             "agent_benchmark/selection:train", options={"general": False}
         )
-        rates[kind] = judge.evaluate(f"baseline:{kind}")[name]
+        rates[kind] = evaluator.evaluate(f"baseline:{kind}")["tool_selection_accuracy"]
     assert rates["keyword"]["mean"] > rates["random"]["high"]
-    silent, results = found(Says(EMPTY))
+    silent, results = evaluate(Says(EMPTY))
     assert {figure["mean"] for figure in silent.values()} == {0.0}
     assert results["all"]["accuracy"]["mean"] == 0.0 and results["all"]["reward"]["mean"] < 0
 
@@ -73,9 +75,9 @@ def test_remembered_names_are_worth_nothing():
         said = sum(m.role == "assistant" for m in dialog.messages[len(tasks[dialog.id].context) :])
         return script[min(said, len(script) - 1)]
 
-    assert found(Says(remembers))[0]["tool_selection_accuracy"]["mean"] == 1.0
+    assert evaluate(Says(remembers))[0]["tool_selection_accuracy"]["mean"] == 1.0
     for way in ("rename", "reword"):
-        renamed, results = found(Says(remembers), perturb=(way,))
+        renamed, results = evaluate(Says(remembers), perturb=(way,))
         assert renamed["tool_selection_accuracy"]["mean"] == 0
         assert renamed["plan_success_rate"]["mean"] == 0
         assert results["all"]["hallucinated_tool_rate"]["mean"] == 1.0
@@ -86,25 +88,29 @@ def test_errors_speak_of_the_names_that_were_shown():
     shape = {"properties": fields, "required": ["day"], "additionalProperties": False}
     tool = ToolSpec("book_in", "Books a visit for somebody.", shape)
     task = Task("a", "Book me in.", (tool,))
-    changed = Perturbation([task], ["reword"])
-    [shown] = changed.dialog(Dialog(task.messages, task.tools, "a")).tools
+    perturbation = Perturbation([task], ["reword"])
+    [shown] = perturbation.dialog(Dialog(task.messages, task.tools, "a")).tools
     assert set(shown.name.split("_")) <= {"books", "visit", "somebody"}
     assert [*shown.parameters["properties"]] == ["day_visit", "mat_2"]  # its own name stays unknown
     assert shown.parameters["required"] == ["day_visit"]
     said = Message("assistant", "", (ToolCall(shown.name, {"mat": 1, "day_visit": "x"}),))
-    [call] = changed.inward("a", said).tool_calls
+    [call] = perturbation.inward("a", said).tool_calls
     assert (call.name, call.arguments) == ("book_in", {"unknown.mat": 1, "day": "x"})
-    spoken = Message("assistant", f"By {shown.name}. I would book.")
-    meant = changed.inward("a", spoken)
-    assert meant.content == "By book_in. I would book."
-    assert changed.outward("a", meant).content == spoken.content
+    said = Message("assistant", f"By {shown.name}. I would book.")
+    original = perturbation.inward("a", said)
+    assert original.content == "By book_in. I would book."
+    assert perturbation.outward("a", original).content == said.content
     error = '{"error":"invalid","message":"day: \\"today\\" is no date; no unknown.mat"}'
-    told = changed.outward("a", Message("tool", error, name="book_in"))
-    asked = Dialog((Message("tool", error, name="book_in"),), task.tools, "a")
-    assert changed.dialog(asked).messages == (told,)  # in an evaluation as in training
-    assert "day_visit: " in told.content and "no mat" in told.content and "today" in told.content
+    answer = Message("tool", error, name="book_in")
+    shown_answer = perturbation.outward("a", answer)
+    dialog = Dialog((answer,), task.tools, "a")
+    assert perturbation.dialog(dialog).messages == (
+        shown_answer,
+    )  # in an evaluation as in training
+    for text in ("day_visit: ", "no mat", "today"):
+        assert text in shown_answer.content
     fine = Message("tool", '{"day": "2026-01-01"}', name="book_in")
-    assert changed.outward("a", fine).content == fine.content
+    assert perturbation.outward("a", fine).content == fine.content
 
 
 def test_records_have_other_keys_and_the_same_change_undoes_it():
@@ -112,24 +118,24 @@ def test_records_have_other_keys_and_the_same_change_undoes_it():
     said = Message("assistant", text, (ToolCall("pay", {"to": ["LN-7707"], "by": {"x": 3}}),))
     shapes = set()
     for number in range(60):
-        changed = Perturbation([Task(str(number), text, (ToolSpec("pay"),))], ["rekey"])
-        seen = changed.dialog(Dialog((said,), (ToolSpec("pay"),), str(number)))
+        perturbation = Perturbation([Task(str(number), text, (ToolSpec("pay"),))], ["rekey"])
+        seen = perturbation.dialog(Dialog((said,), (ToolSpec("pay"),), str(number)))
         assert [tool.name for tool in seen.tools] == ["pay"]
-        [told] = seen.messages
-        first, other = told.content.split(", ")[:2]
+        [shown] = seen.messages
+        first, other = shown.content.split(", ")[:2]
         assert "7707" in first and "LN" not in first and "LO" not in other
-        assert told.content.endswith(", BE71 0961; 99 EUR on 2027-05-23")
-        assert told.tool_calls[0].arguments == {"to": [first], "by": {"x": 3}}
-        assert changed.inward(str(number), told) == said
+        assert shown.content.endswith(", BE71 0961; 99 EUR on 2027-05-23")
+        assert shown.tool_calls[0].arguments == {"to": [first], "by": {"x": 3}}
+        assert perturbation.inward(str(number), shown) == said
         shapes.add("".join("A" if c.isalpha() else c for c in first))
     assert shapes == {"AA-7707", "AA7707", "AA 7707", "AA/7707", "7707-AA", "7707/AA"}
 
 
 def test_perturbed_dialogs_hold_what_they_should():
     tasks = list(AgentTrainingUsage().iter_samples("test"))
-    changed = Perturbation(tasks, TOGETHER, seed=1)
+    perturbation = Perturbation(tasks, TOGETHER, seed=1)
     for task in tasks:
-        seen = changed.dialog(Dialog(task.messages, task.tools, task.id, task.kind))
+        seen = perturbation.dialog(Dialog(task.messages, task.tools, task.id, task.kind))
         own = {tool.name for tool in task.tools}
         assert not own & {tool.name for tool in seen.tools}
         texts = [tool.description for tool in seen.tools]
@@ -137,7 +143,7 @@ def test_perturbed_dialogs_hold_what_they_should():
         declines = task.gold.get("decision") == "decline"
         assert len(seen.tools) == len(own) + (0 if declines else 5)
         (message,) = gold_messages(task)[:1]
-        assert changed.inward(task.id, changed.outward(task.id, message)) == message
+        assert perturbation.inward(task.id, perturbation.outward(task.id, message)) == message
     with pytest.raises(SharpenError, match="perturb 'renam': expected rename"):
         Perturbation(tasks, ["renam"])
     with pytest.raises(SharpenError, match="perturb: rename or reword"):

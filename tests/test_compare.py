@@ -1,4 +1,4 @@
-"""Methods are really trained and measured; a cell that fails is shown, one that is done is kept."""
+"""Methods are really trained and measured. A run that fails is shown; a complete one is kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ import re
 
 import pytest
 
-from sharpen.evals.compare import METHODS, SIX, Cell, CompareConfig, Comparison, quick_config, table
+from sharpen.evals.compare import (
+    DEFAULT_METHODS,
+    METHODS,
+    CompareConfig,
+    Comparison,
+    MethodRun,
+    comparison_rows,
+    quick_config,
+)
 from sharpen.records import write_jsonl
 from sharpen.types import SharpenError
 
@@ -30,19 +38,29 @@ def dialogs(count):
 def config(pico_folder, tmp_path):
     write_jsonl(tmp_path / "train.jsonl", dialogs(24))
     write_jsonl(tmp_path / "dev.jsonl", dialogs(6))
-    given = {"model": str(pico_folder), "train_data": str(tmp_path / "train.jsonl")}
-    given |= {"dev_data": str(tmp_path / "dev.jsonl"), "train_rows": 20, "dev_rows": 0, "steps": 3}
-    settings = {"coreset_target_size": 8, "batch_size": 4, "gradient_accumulation": 1}
-    return lambda **more: quick_config(**given | {"settings": settings} | more)
+    values = {
+        "model": str(pico_folder),
+        "train_data": str(tmp_path / "train.jsonl"),
+        "dev_data": str(tmp_path / "dev.jsonl"),
+        "train_rows": 20,
+        "dev_rows": 0,
+        "steps": 3,
+        "settings": {"coreset_target_size": 8, "batch_size": 4, "gradient_accumulation": 1},
+    }
+
+    def make(**changes):
+        return quick_config(**values | changes)
+
+    return make
 
 
 @pytest.mark.slow
 def test_the_six_are_trained_and_shown(config, tmp_path):
     own = {"broken": {"coreset_strategy": "moon", "use_coreset_selection": True}}
-    settings = config(methods=(*SIX, "broken"), own=own)
+    settings = config(methods=(*DEFAULT_METHODS, "broken"), own=own)
     rows = Comparison(settings, tmp_path / "out").run()
     *six, broken = rows
-    assert [row["method"] for row in six] == list(SIX)
+    assert [row["method"] for row in six] == list(DEFAULT_METHODS)
     assert all(row["metrics"]["dev_loss"]["count"] == 6 for row in six)
     assert six[0]["rows"] == 20 and six[1]["rows"] == 8
     assert "moon" in broken["failed"] and "exit code 2" in broken["failed"]
@@ -64,8 +82,8 @@ def test_one_method_by_command(config, tmp_path, sharpen):
     settings = config(methods=("A_baseline",)).model_dump(mode="json")
     (tmp_path / "compare.yaml").write_text(json.dumps(settings))
     out = tmp_path / "out"
-    given = ("--config", str(tmp_path / "compare.yaml"), "--method", "A_baseline")
-    code, stdout, _ = sharpen("compare", *given, "--output", str(out), "--json")
+    options = ("--config", str(tmp_path / "compare.yaml"), "--method", "A_baseline")
+    code, stdout, _ = sharpen("compare", *options, "--output", str(out), "--json")
     assert code == 0 and json.loads(stdout.splitlines()[-1])["rows"][0]["method"] == "A_baseline"
     report = (out / "A_baseline-0" / "run" / "report.html").read_text()
     assert "dev_loss" in report and "config.yaml" in report
@@ -74,15 +92,19 @@ def test_one_method_by_command(config, tmp_path, sharpen):
 
 
 def test_the_table_pools_seeds_and_pairs_items():
-    def cell(method, seed, values):
-        items = {"dev_loss": {str(n): v for n, v in enumerate(values)}}
-        return Cell(
-            method, seed, {"rows": 4, "peak_gib": 1.0 + seed}, items, [(1, 2.0)], 10.0 + seed
-        )
+    def make_run(method, seed, losses):
+        figures = {"rows": 4, "peak_gib": 1.0 + seed}
+        items = {"dev_loss": {str(number): loss for number, loss in enumerate(losses)}}
+        return MethodRun(method, seed, figures, items, [(1, 2.0)], 10.0 + seed)
 
-    cells = [cell("A", 0, [1, 2, 3]), cell("A", 1, [3, 4, 5]), cell("B", 0, [0, 1, 2])]
-    cells += [cell("B", 1, [2, 3, 4]), Cell("C", 0, {}, {}, [], failed="out of memory")]
-    a, b, c = table(cells, ("A", "B", "C"))
+    runs = [
+        make_run("A", 0, [1, 2, 3]),
+        make_run("A", 1, [3, 4, 5]),
+        make_run("B", 0, [0, 1, 2]),
+        make_run("B", 1, [2, 3, 4]),
+        MethodRun("C", 0, {}, {}, [], failed="out of memory"),
+    ]
+    a, b, c = comparison_rows(runs, ("A", "B", "C"))
     assert a["metrics"]["dev_loss"]["mean"] == 3 and a["metrics"]["dev_loss"]["seeds_std"] == 1
     assert a["seconds"] == 10.5 and a["peak_gib"] == 2.0
     assert b["metrics"]["dev_loss"]["change"]["difference"] == pytest.approx(-1)
@@ -92,4 +114,4 @@ def test_the_table_pools_seeds_and_pairs_items():
 def test_wrong_methods_are_named(tmp_path):
     with pytest.raises(SharpenError, match="method 'E': expected one of A_baseline"):
         Comparison(CompareConfig(methods=("E",)), tmp_path)
-    assert set(SIX) < set(METHODS)
+    assert set(DEFAULT_METHODS) < set(METHODS)

@@ -1,4 +1,4 @@
-"""Environments: in each, gold solves the task and nothing fails it; limits are kept and told."""
+"""Environments: in each, gold solves its task and an empty answer does not; limits hold."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from sharpen.data.sources import read_tasks
 from sharpen.envs.find import find_environment
 from sharpen.envs.python import PythonTools
+from sharpen.kinds import KindEnvironment
 from sharpen.rewards.verifiable import VerifiableRewardCalculator
 from sharpen.rollout import rollout
 from sharpen.types import (
@@ -32,18 +33,22 @@ SQUARE = "def square(x):\n    return x * x"
 
 
 class Script:
-    """Says one message a turn."""
+    """A policy that says the given messages, one per turn, and then "done"."""
 
     def __init__(self, *messages: Message):
         self.messages = messages
 
     def respond(self, dialogs, sampling):
-        said = [sum(m.role == "assistant" for m in d.messages) for d in dialogs]
-        return [Turn((*self.messages, say("done"))[n]) for n in said]
+        script = (*self.messages, say("done"))
+        turns = []
+        for dialog in dialogs:
+            turn_number = sum(message.role == "assistant" for message in dialog.messages)
+            turns.append(Turn(script[turn_number]))
+        return turns
 
 
 def call(*calls: tuple[str, dict], text: str = "") -> Message:
-    return Message("assistant", text, tuple(ToolCall(name, given) for name, given in calls))
+    return Message("assistant", text, tuple(ToolCall(name, values) for name, values in calls))
 
 
 def say(text: str) -> Message:
@@ -83,15 +88,18 @@ CASES = {
 
 
 def walk(task: Task, *messages: Message, env=None, **limits):
-    make = env or find_environment(task.kind if task.kind in ("math", "code") else "sql")
-    return rollout(Script(*messages), [task], lambda: make(**limits), Sampling())[0]
+    name = task.kind if task.kind in ("math", "code") else "sql"
+    make = env or find_environment(name)
+    (trajectory,) = rollout(Script(*messages), [task], lambda: make(**limits), Sampling())
+    return trajectory
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_gold_solves_and_nothing_fails(case):
     task, messages = CASES[case]
     with VerifiableRewardCalculator() as reward:
-        solved, failed = walk(task, *messages), walk(task, say(""))
+        solved = walk(task, *messages)
+        failed = walk(task, say(""))
         assert solved.stop is StopReason.ANSWERED and "error" not in solved.metadata
         for turn in solved.turns[:-1]:
             assert turn.results and '"error"' not in turn.results[0].content
@@ -99,42 +107,42 @@ def test_gold_solves_and_nothing_fails(case):
         assert reward.score(task, failed).parts["correctness"] == 0
 
 
-def test_every_task_finds_its_own_environment(own):
-    world = next(iter(read_tasks("procedural/tools:train?count=1")))
-    kinds = {
+def test_every_task_is_played_in_the_environment_of_its_kind(own):
+    world_task = next(iter(read_tasks("procedural/tools:train?count=1")))
+    task_of = {
         "SQL": CASES["sql state"][0],
-        "ToolWorld": world,
+        "ToolWorld": world_task,
         "Mathematics": CASES["math"][0],
         "Programming": CODE,
         "PythonTools": Task("p", "", metadata={"python_tools": own}),
-        "NoneType": replace(world, kind="propose"),
+        "OneTurn": replace(world_task, kind="propose"),
     }
-    for name, task in kinds.items():
-        environment = find_environment("auto")()
+    for name, task in task_of.items():
+        environment = KindEnvironment()
         environment.reset(task)
-        assert type(environment.inner).__name__ == name  # type: ignore[attr-defined]
+        assert type(environment.environment).__name__ == name
     assert environment.step(say("x")) == ((), StopReason.ANSWERED)
-    for case in CASES.values():
-        found = walk(case[0], *case[1], env=find_environment("auto"))
-        assert found.stop is StopReason.ANSWERED and len(found.turns) == len(case[1])
+    for task, messages in CASES.values():
+        trajectory = walk(task, *messages, env=KindEnvironment)
+        assert trajectory.stop is StopReason.ANSWERED and len(trajectory.turns) == len(messages)
 
 
 def test_tools_of_code_and_math_really_run():
-    task, wrong = CODE, "def square(x):\n    return x + x"
-    found = walk(task, call(("run_tests", {"code": wrong}), ("run_python", {"code": "print(5)"})))
-    passed, five = found.turns[0].results
-    assert passed.content.splitlines() == [
+    wrong = "def square(x):\n    return x + x"
+    calls = call(("run_tests", {"code": wrong}), ("run_python", {"code": "print(5)"}))
+    tests, printed = walk(CODE, calls).turns[0].results
+    assert tests.content.splitlines() == [
         "passed: assert square(2) == 4",
         "failed: assert square(3) == 9 (AssertionError: )",
     ]
-    assert five.content == "5"
-    found = walk(task, call(("run_tests", {"code": "def ("})))
-    assert "SyntaxError" in found.turns[0].results[0].content
+    assert printed.content == "5"
+    trajectory = walk(CODE, call(("run_tests", {"code": "def ("})))
+    assert "SyntaxError" in trajectory.turns[0].results[0].content
     plain = replace(CASES["math"][0], tools=())
     (refused,) = walk(plain, call(("calculate", {"expression": "1"}))).turns[0].results
     assert "unknown_tool" in refused.content
-    offered = find_environment("math")(tools=("run_python",)).reset(plain)  # type: ignore[call-arg]
-    assert [spec.name for spec in offered.tools] == ["run_python"]
+    dialog = find_environment("math")(tools=("run_python",)).reset(plain)  # type: ignore[call-arg]
+    assert [spec.name for spec in dialog.tools] == ["run_python"]
 
 
 OWN = '''
@@ -192,24 +200,28 @@ def test_calls_of_one_message_are_answered_in_order_and_failures_are_answers(own
     )
     broken = replace(many, unparsed=(UnparsedToolCall("{", "not JSON"),))
     trajectory = walk(task, broken, env=find_environment("python"))
-    found = results(trajectory)
+    texts = results(trajectory)
     assert [r.name for r in trajectory.turns[0].results[:2]] == ["note", "hang"]
-    assert (found[0], found[2]) == ("1", "2") and "[cut: 10 of 100 bytes]" in found[5]
-    errors = [json.loads(found[n])["error"] for n in (1, 3, 4, 6, 7)]
+    assert (texts[0], texts[2]) == ("1", "2") and "[cut: 10 of 100 bytes]" in texts[5]
+    errors = [json.loads(texts[n])["error"] for n in (1, 3, 4, 6, 7)]
     assert errors == ["timeout", "failed", "invalid_argument", "unknown_tool", "invalid_call"]
     again = walk(task, call(("note", {"text": "a"})), say(""), env=PythonTools)
     assert results(again) == ["1"]  # every episode has its own
 
 
 def test_limits_of_a_tool_and_of_an_episode(own):
-    note, task = call(*[("note", {"text": "a"})] * 3), Task("p", "Note it.")
-    found = walk(task, note, env=PythonTools, tools=own, calls_per_tool=2)
-    assert "no more than 2 calls of note" in results(found)[2] and found.stop is StopReason.ANSWERED
-    found = walk(task, note, env=PythonTools, tools=own, max_calls=2)
-    assert "no more than 2 calls are" in results(found)[2] and found.stop is StopReason.TURNS
+    task = Task("p", "Note it.", kind="own_tools")
+    three_notes = call(*[("note", {"text": "a"})] * 3)
+    trajectory = walk(task, three_notes, env=PythonTools, tools=own, calls_per_tool=2)
+    assert "no more than 2 calls of note" in results(trajectory)[2]
+    assert trajectory.stop is StopReason.ANSWERED
+    trajectory = walk(task, three_notes, env=PythonTools, tools=own, max_calls=2)
+    assert "no more than 2 calls are" in results(trajectory)[2]
+    assert trajectory.stop is StopReason.TURNS
     slow = call(("hang", {}), ("note", {"text": "a"}))
-    found = walk(task, slow, env=PythonTools, tools=own, tools_s=0.04)
-    assert found.stop is StopReason.TIMEOUT and json.loads(results(found)[1])["error"] == "timeout"
+    trajectory = walk(task, slow, env=PythonTools, tools=own, tools_s=0.04)
+    assert trajectory.stop is StopReason.TIMEOUT
+    assert json.loads(results(trajectory)[1])["error"] == "timeout"
 
 
 def test_wrong_tools_are_named(own, tmp_path):
@@ -262,11 +274,12 @@ def test_rows_are_bounded_and_plain():
 
 
 def test_statements_past_the_limit_do_not_count():
-    task, sell = CASES["sql state"][0], call(("run_sql", {"query": SELL}))
+    task, _ = CASES["sql state"]
+    sell = call(("run_sql", {"query": SELL}))
     look = call(("run_sql", {"query": "select 1"}))
     with VerifiableRewardCalculator("tool_state") as reward:
         for messages, value in (([sell], 1), ([sell, sell], 0), ([look, look, sell], 0)):
-            found = walk(task, *messages, max_calls=2)
-            assert reward.score(task, found).value == value
+            trajectory = walk(task, *messages, max_calls=2)
+            assert reward.score(task, trajectory).value == value
         with pytest.raises(RowError, match=r"s: gold.sql"):
-            reward.score(sql_task("tool_state", sql="selec"), found)
+            reward.score(sql_task("tool_state", sql="selec"), trajectory)

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from sharpen.data.check import CheckReport, check_rows, faults
+from sharpen.data.generate.policy_samples import LongContextDataGenerator, ReasoningDataGenerator
 from sharpen.data.generate.samples import (
     Filters,
-    LongContextDataGenerator,
     ReActDataGenerator,
-    ReasoningDataGenerator,
     ToolCallDataGenerator,
     mask_functions,
     preference_pair,
     sft_from_trajectories,
 )
-from sharpen.data.generate.user_tools import build_own, draw_value, rephrased, task_of
+from sharpen.data.generate.schema_values import draw_value
+from sharpen.data.generate.user_tools import build_own, description_to_goal, rephrase
 from sharpen.rows import dialog_from_row, dialog_to_row
 from sharpen.types import (
     Dialog,
@@ -53,10 +53,12 @@ class Scripted:
     """A policy that says what it was told to say."""
 
     def __init__(self, *texts: str, stop: StopReason = StopReason.ANSWERED):
-        self.texts, self.stop, self.asked = list(texts), stop, []
+        self.texts = list(texts)
+        self.stop = stop
+        self.prompts = []
 
     def respond(self, dialogs, sampling):
-        self.asked += [d.messages[-1].content for d in dialogs]
+        self.prompts += [dialog.messages[-1].content for dialog in dialogs]
         return [Turn(Message("assistant", self.texts.pop(0)), self.stop) for _ in dialogs]
 
 
@@ -64,30 +66,32 @@ class Scripted:
 
 
 def test_tool_call_samples():
-    made = ToolCallDataGenerator(TOOLS)
-    single = made.generate_sft_sample("Any P1?", "check_inventory", {"product_id": "P1"}, "3", "3.")
+    maker = ToolCallDataGenerator(TOOLS)
+    single = maker.generate_sft_sample(
+        "Any P1?", "check_inventory", {"product_id": "P1"}, "3", "3."
+    )
     assert [m["role"] for m in single["messages"]] == ["user", "assistant", "tool", "assistant"]
     step = {"tool": "check_inventory", "args": {"product_id": "P2"}, "result": "0"}
-    both = made.generate_multi_tool_sample("P2, twice", [step, step | {"final_response": "None."}])
+    both = maker.generate_multi_tool_sample("P2, twice", [step, step | {"final_response": "None."}])
     assert len(both["messages"]) == 6
     failing = {"tool": "check_inventory", "args": {"product_id": "P2"}, "error": "timeout"}
-    retry = made.generate_retry_sample("P2?", [failing], [step | {"final_response": "None."}])
+    retry = maker.generate_retry_sample("P2?", [failing], [step | {"final_response": "None."}])
     assert json.loads(retry["messages"][2]["content"]) == {"error": "timeout"}
     assert retry["messages"][3]["content"] == "That failed, so I try again."
-    none = made.generate_no_tool_sample("Hello", "Hello!")
+    none = maker.generate_no_tool_sample("Hello", "Hello!")
     assert len(none["messages"]) == 2 and len(none["tools"]) == 1
     for row in (single, both, retry, none):
         assert list(faults(dialog_from_row(row), CheckReport(""))) == []
 
 
 def test_tool_call_samples_refuse_what_does_not_fit():
-    made = ToolCallDataGenerator(TOOLS)
+    maker = ToolCallDataGenerator(TOOLS)
     with pytest.raises(SharpenError, match="'sell' is not offered"):
-        made.generate_sft_sample("q", "sell", {}, "r", "a")
+        maker.generate_sft_sample("q", "sell", {}, "r", "a")
     with pytest.raises(SharpenError, match="product_id"):
-        made.generate_sft_sample("q", "check_inventory", {}, "r", "a")
+        maker.generate_sft_sample("q", "check_inventory", {}, "r", "a")
     with pytest.raises(SharpenError, match="final_response"):
-        made.generate_multi_tool_sample("q", [])
+        maker.generate_multi_tool_sample("q", [])
 
 
 def test_react_text_and_logs():
@@ -95,18 +99,18 @@ def test_react_text_and_logs():
         {"thought": "look", "action": "find", "action_input": {"q": 1}, "observation": "2"},
         {"thought": "done", "final_answer": "2"},
     ]
-    made = ReActDataGenerator()
-    text = made.generate_react_trajectory("q", steps)
+    maker = ReActDataGenerator()
+    text = maker.generate_react_trajectory("q", steps)
     assert text == (
         'Thought: look\nAction: find\nAction Input: {"q": 1}\nObservation: 2\n'
         "Thought: done\nFinal Answer: 2\n"
     )
     logs = [{"question": "q", "trajectory": steps, "success": s} for s in (True, False)]
-    assert made.generate_from_logs(logs) == [
+    assert maker.generate_from_logs(logs) == [
         {"question": "q", "react_trajectory": text, "tools_used": ["find"]}
     ]
     with pytest.raises(SharpenError, match="step 1 has no observation"):
-        made.generate_react_trajectory(
+        maker.generate_react_trajectory(
             "q", [{k: v for k, v in steps[0].items() if k != "observation"}]
         )
 
@@ -127,7 +131,7 @@ def walk(
 
 
 def test_trajectories_become_dialogs_if_they_are_fit():
-    tried = [
+    trajectories = [
         walk(1.0),
         walk(1.0),
         walk(0.5),
@@ -135,7 +139,7 @@ def test_trajectories_become_dialogs_if_they_are_fit():
         walk(2.0, {}),
         walk(3.0, stop=StopReason.TURNS),
     ]
-    dialogs, reasons = sft_from_trajectories((TASK, t) for t in tried)
+    dialogs, reasons = sft_from_trajectories((TASK, trajectory) for trajectory in trajectories)
     assert [d.messages[-1].content for d in dialogs] == ["There are 1.0."]
     assert [m.role for m in dialogs[0].messages] == ["user", "assistant", "tool", "assistant"]
     expected = {"duplicate": 1, "score": 2, "invalid call": 1, "stopped by turns": 1}
@@ -155,25 +159,25 @@ def test_preference_pairs_drop_ties_and_keep_scores():
 
 def test_masked_functions_still_fit_their_schemas():
     call = ToolCall("check_inventory", {"product_id": "P1", "city": "Oslo"}, "c1")
-    said = (
+    messages = (
         Message("user", "check_inventory of P1"),
         Message("assistant", "Plan: check_inventory.", (call,)),
         Message("tool", "3", name="check_inventory", tool_call_id="c1"),
         Message("assistant", "3."),
     )
-    dialog = Dialog(said, (SPEC,), "d1", metadata={"target_tools": ["check_inventory"]})
+    dialog = Dialog(messages, (SPEC,), "d1", metadata={"target_tools": ["check_inventory"]})
     masked = mask_functions(dialog)
     name = masked.tools[0].name
     assert name.startswith("func_") and masked.messages[1].tool_calls[0].name == name
     assert masked.messages[1].tool_calls[0].arguments == {"arg_1": "P1", "arg_2": "Oslo"}
-    assert masked.messages[1].content == f"Plan: {name}." and masked.messages[0] == said[0]
+    assert masked.messages[1].content == f"Plan: {name}." and masked.messages[0] == messages[0]
     assert masked.messages[2].name == name and masked.metadata["target_tools"] == [name]
     assert list(faults(dialog_from_row(dialog_to_row(masked)), CheckReport(""))) == []
     assert mask_functions(dialog) == masked != mask_functions(dialog, seed=1)
     error = '{"error":"invalid_argument","message":"parameters: product_id, city"}'
-    wrong = replace(said[2], content=error)
-    told = mask_functions(replace(dialog, messages=(*said[:2], wrong, *said[3:]))).messages[2]
-    assert told.content == error.replace("product_id, city", "arg_1, arg_2")
+    wrong = replace(messages[2], content=error)
+    masked = mask_functions(replace(dialog, messages=(*messages[:2], wrong, *messages[3:])))
+    assert masked.messages[2].content == error.replace("product_id, city", "arg_1, arg_2")
 
 
 # Reasoning and long context --------------------------------------------------------------------
@@ -187,13 +191,13 @@ def test_only_verified_reasoning_is_kept():
     policy = Scripted("<think>2+2</think> \\boxed{4}", "\\boxed{5}")
     rows = ReasoningDataGenerator(policy, boxed).generate_cot_data(["2+2?", "3+3?"], ["4", "6"])
     assert [row["question"] for row in rows] == ["2+2?"] and rows[0]["answer"] == "4"
-    assert "2+2?" in policy.asked[0]
+    assert "2+2?" in policy.prompts[0]
     cut = Scripted("\\boxed{4}", stop=StopReason.TOKENS)
     assert ReasoningDataGenerator(cut, boxed).generate_cot_data(["2+2?"], ["4"]) == []
     policy = Scripted("a \\boxed{4}", "b \\boxed{4}", "a \\boxed{4}", "\\boxed{9}", "c \\boxed{4}")
-    found = ReasoningDataGenerator(policy, boxed).generate_diverse_solutions("2+2?", "4")
-    assert found == ["a \\boxed{4}", "b \\boxed{4}", "c \\boxed{4}"]
-    assert len(set(policy.asked)) == 5
+    solutions = ReasoningDataGenerator(policy, boxed).generate_diverse_solutions("2+2?", "4")
+    assert solutions == ["a \\boxed{4}", "b \\boxed{4}", "c \\boxed{4}"]
+    assert len(set(policy.prompts)) == 5
     with pytest.raises(SharpenError, match="2 questions, but 1 answers"):
         ReasoningDataGenerator(policy, boxed).generate_cot_data(["a", "b"], ["c"])
 
@@ -208,16 +212,16 @@ def test_needle_lies_where_it_should(position):
 
 
 def test_long_context_rows_and_their_limits():
-    made = LongContextDataGenerator(filler=["It rained."])
-    assert "It rained." in made.generate_needle_in_haystack(200, "Needle.")["context"]
+    maker = LongContextDataGenerator(filler=["It rained."])
+    assert "It rained." in maker.generate_needle_in_haystack(200, "Needle.")["context"]
     with pytest.raises(SharpenError, match="does not fit"):
-        made.generate_needle_in_haystack(200, "Needle.", 1.5)
-    row = made.generate_multi_doc_qa(["one", "two"], "Which?", [1], "two")
+        maker.generate_needle_in_haystack(200, "Needle.", 1.5)
+    row = maker.generate_multi_doc_qa(["one", "two"], "Which?", [1], "two")
     assert "=== Document 2 ===\ntwo" in row["context"] and row["relevant_docs"] == [1]
     with pytest.raises(SharpenError, match="no document 2"):
-        made.generate_multi_doc_qa(["one", "two"], "Which?", [2])
+        maker.generate_multi_doc_qa(["one", "two"], "Which?", [2])
     with pytest.raises(SharpenError, match="written by a policy"):
-        made.generate_long_form_completion("Write.", 100)
+        maker.generate_long_form_completion("Write.", 100)
     written = LongContextDataGenerator(Scripted("text")).generate_long_form_completion("Go.", 100)
     assert (written["completion"], written["length"], written["complete"]) == ("text", 4, True)
     with pytest.raises(SharpenError, match="wrote nothing"):
@@ -302,18 +306,17 @@ def test_values_come_from_the_schema():
     assert all(day.startswith("2028-") for day in draw_value("d", many, "test", rng))
     train = {draw_value("city", {"type": "string"}, "train", rng) for _ in range(200)}
     assert not train & {draw_value("city", {"type": "string"}, "test", rng) for _ in range(200)}
-    assert task_of("Finds the van. It is red.") == "find the van"
-    assert task_of("Fetches mail.") == "fetch mail" and task_of("Copies a file") == "copy a file"
+    assert description_to_goal("Finds the van. It is red.") == "find the van"
+    assert description_to_goal("Fetches mail.") == "fetch mail"
+    assert description_to_goal("Copies a file") == "copy a file"
 
 
 def test_a_wording_that_loses_a_value_is_not_used():
-    assert (
-        rephrased("Plain Oslo 3.", {"c": "Oslo", "n": 3}, Scripted('"3 for Oslo?"'), 0)
-        == "3 for Oslo?"
-    )
-    assert (
-        rephrased("Plain Oslo 3.", {"c": "Oslo", "n": 3}, Scripted("Oslo?"), 0) == "Plain Oslo 3."
-    )
+    values = {"c": "Oslo", "n": 3}
+    keeps_all = Scripted('"3 for Oslo?"')
+    assert rephrase("Plain Oslo 3.", values, keeps_all, 0) == "3 for Oslo?"
+    loses_one = Scripted("Oslo?")
+    assert rephrase("Plain Oslo 3.", values, loses_one, 0) == "Plain Oslo 3."
 
 
 def test_build_command(sharpen, tmp_path):

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from sharpen.data.check import CheckReport, check_rows
-from sharpen.data.importers.common import call_from, json_type, parameters, schema
-from sharpen.data.importing import FORMATS, find, import_file, load
+from sharpen.data.importers.calls import call_from
+from sharpen.data.importers.common import FORMATS
+from sharpen.data.importers.tools import json_type, to_json_schema, to_parameters
+from sharpen.data.importing import detect_format, import_file, load
 from sharpen.data.reading import read_records
 from sharpen.types import RowError, SharpenError
 
@@ -46,7 +48,7 @@ DETECTED = {
 
 @pytest.mark.parametrize("name", DETECTED)
 def test_format_is_found_and_every_call_fits(name: str, tmp_path: Path) -> None:
-    assert find(FIXTURES / name).name == DETECTED[name]
+    assert detect_format(FIXTURES / name).name == DETECTED[name]
     out = tmp_path / "out.jsonl"
     report = import_file("auto", FIXTURES / name, out)
     unanswered = name.startswith("bfcl")
@@ -196,11 +198,11 @@ def test_unknown_and_ambiguous_formats(tmp_path: Path) -> None:
     odd = tmp_path / "odd.jsonl"
     odd.write_text('{"colour": "red"}\n')
     with pytest.raises(SharpenError, match="no known format"):
-        find(odd)
+        detect_format(odd)
     both = tmp_path / "both.jsonl"
     both.write_text('{"Query": "q", "Tool": "t", "Body": "b", "Question": "?", "Equation": "1"}\n')
     with pytest.raises(SharpenError, match="could be metatool or svamp"):
-        find(both)
+        detect_format(both)
 
 
 def test_side_file_is_asked_for(tmp_path: Path) -> None:
@@ -215,9 +217,11 @@ def test_foreign_types() -> None:
     assert json_type("List[int]") == {"type": "array", "items": {"type": "integer"}}
     assert json_type("Optional[str]") == {"type": "string"}
     assert json_type("any") == {} and json_type("HashMap") == {"type": "object"}
-    flat = parameters({"a": {"type": "str", "required": True}, "b": "Required. integer. How many."})
+    flat = to_parameters(
+        {"a": {"type": "str", "required": True}, "b": "Required. integer. How many."}
+    )
     assert flat["required"] == ["a", "b"] and flat["properties"]["b"]["type"] == "integer"
-    assert schema({"type": "array", "items": "str"})["items"] == {"type": "string"}
+    assert to_json_schema({"type": "array", "items": "str"})["items"] == {"type": "string"}
 
 
 @pytest.mark.parametrize("text", ["f(1)", "f(x=y)", "f(x='a' * 10**9)", "f(", "__import__('os')"])

@@ -173,12 +173,12 @@ def test_a_part_that_fails_is_counted_said_and_never_a_crash(user, name, reason,
         ("no_such.py:score", "no such file"),
         ({"parts": []}, "at least 1"),
         ({"parts": [{"name": "agent", "wieght": 1}]}, "did you mean 'weight'"),
-        ({"parts": [{"name": "agent"}, {"name": "agent"}]}, "stands twice"),
-        ({"parts": [{"name": "agent"}], "gates": [{"part": "calls"}]}, "on none of the parts"),
+        ({"parts": [{"name": "agent"}, {"name": "agent"}]}, "given twice"),
+        ({"parts": [{"name": "agent"}], "gates": [{"part": "calls"}]}, "expected one of the parts"),
         ({"parts": [{"name": "agent", "weight": float("nan")}]}, "finite"),
         ({"parts": [{"name": "agent", "options": {"speed": 1}}]}, "speed"),
         ({"parts": [{"name": "agent", "options": {"config": {"weights": {"x": 1}}}}]}, "x"),
-        ({"parts": [{"name": "agent"}], "clip": [1, -1]}, "clip"),
+        ({"parts": [{"name": "agent"}], "clip": [1, -1]}, "clip: expected low below high"),
         ({"parts": "agent"}, "list"),
     ],
 )
@@ -228,7 +228,7 @@ def test_try_shows_gold_beside_nothing(sharpen, tmp_path):
     found = json.loads(out.splitlines()[-1])
     assert found["mean"] == {"gold": 1.0, "empty": -1.0} and found["failures"] == {}
     assert [row["what"] for row in found["rows"]] == ["gold", "empty"]
-    assert "agent.task_completion 1.00" in out and "no_call: 1" in out
+    assert "task_completion 1.00" in out and "no_call: 1" in out
 
 
 def test_try_scores_responses_and_trajectories(sharpen, tmp_path):

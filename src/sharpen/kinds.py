@@ -64,8 +64,8 @@ from sharpen.types import (
 )
 from sharpen.world.episode import World
 
-WORLD_TURNS = 10  # of an episode in the tool world
-SERVICE_TURNS = 30  # of a conversation with a simulated customer
+_WORLD_TURNS = 10  # of an episode in the tool world
+_SERVICE_TURNS = 30  # of a conversation with a simulated customer
 
 
 class _NeedsBenchmark:
@@ -81,7 +81,7 @@ class _NeedsBenchmark:
         return (), StopReason.ENVIRONMENT_ERROR
 
 
-class NoReward:
+class _NoReward:
     """The reward of kinds without gold: asking it is an error that says what to do."""
 
     def score(self, task: Task, trajectory: Trajectory) -> Score:
@@ -97,7 +97,7 @@ class TaskKind:
     make_reward: Callable[[], Reward]
     make_environment: MakeEnvironment = OneTurn
     gold_messages: Callable[[Task], list[Message]] = gold_answers.world_turns
-    max_turns: int = 1
+    max_turns: int = _WORLD_TURNS  # an environment may end the episode earlier
     max_tokens: int = 256  # of a turn
     metrics: tuple[str, ...] = ("accuracy",)
 
@@ -107,7 +107,7 @@ def _verified(
     about: str,
     make_environment: MakeEnvironment = OneTurn,
     gold_messages: Callable[[Task], list[Message]] = gold_answers.answer_text,
-    max_turns: int = 1,
+    max_turns: int = _WORLD_TURNS,
     max_tokens: int = 512,
 ) -> TaskKind:
     """A kind whose last message is checked by a verifier."""
@@ -134,19 +134,19 @@ _KINDS = (
     ),
     TaskKind(
         "planning", "several dependent calls in the tool world", AgentRewardModel, ToolWorld,
-        max_turns=WORLD_TURNS, metrics=PLANNING_METRICS,
+        max_turns=_WORLD_TURNS, metrics=PLANNING_METRICS,
     ),
     TaskKind(
         "end_to_end", "a whole request in the tool world", AgentRewardModel, ToolWorld,
-        max_turns=WORLD_TURNS, metrics=END_TO_END_METRICS,
+        max_turns=_WORLD_TURNS, metrics=END_TO_END_METRICS,
     ),
     TaskKind(
         "tool_state", "any way to gold's end state in the tool world",
-        VerifiableRewardCalculator, ToolWorld, max_turns=WORLD_TURNS,
+        VerifiableRewardCalculator, ToolWorld, max_turns=_WORLD_TURNS,
     ),
     TaskKind(
         "own_tools", "a user's own Python tools, really executed", AgentRewardModel, PythonTools,
-        max_turns=WORLD_TURNS, metrics=SELECTION_METRICS,
+        max_turns=_WORLD_TURNS, metrics=SELECTION_METRICS,
     ),
     TaskKind(
         "agent", "gold calls, tools or a decision of a task without a kind", AgentRewardModel,
@@ -179,10 +179,10 @@ _KINDS = (
     ),
     TaskKind(
         "tau", "a customer's request, with a simulated user", ActionsReward, _NeedsBenchmark,
-        gold_answers.service_actions, SERVICE_TURNS, metrics=SERVICE_METRICS,
+        gold_answers.service_actions, _SERVICE_TURNS, metrics=SERVICE_METRICS,
     ),
     # Answers that can be verified
-    _verified("math", "a number or an expression", Mathematics, max_turns=WORLD_TURNS),
+    _verified("math", "a number or an expression", Mathematics, max_turns=_WORLD_TURNS),
     _verified("choice", "the letter of an option"),
     _verified("exact", "one of gold's answers"),
     _verified("qa", "one of gold's answers to a question"),
@@ -191,23 +191,23 @@ _KINDS = (
     _verified("code", "a program that passes tests", gold_messages=gold_answers.program_text),
     _verified(
         "code_session", "a program, after running it and the visible tests", Programming,
-        gold_answers.program_text, WORLD_TURNS,
+        gold_answers.program_text, _WORLD_TURNS,
     ),
     _verified("sql", "a query with gold's rows"),
     _verified(
         "sql_session", "a query or values, after statements run in a database", SQL,
-        max_turns=WORLD_TURNS,
+        max_turns=_WORLD_TURNS,
     ),
     _verified(
-        "database_state", "statements that leave gold's end state", SQL, max_turns=WORLD_TURNS
+        "database_state", "statements that leave gold's end state", SQL, max_turns=_WORLD_TURNS
     ),
     TaskKind(
         "retrieval", "a value out of a long text", TextRetrievalReward,
         gold_messages=gold_answers.answer_text, max_tokens=96,
     ),
     # Without gold of their own
-    TaskKind("open", "an open request, scored by a judge", NoReward, max_tokens=400),
-    TaskKind("propose", "a proposer's turn in self-play", NoReward),
+    TaskKind("open", "an open request, scored by a judge", _NoReward, max_tokens=400),
+    TaskKind("propose", "a proposer's turn in self-play", _NoReward),
 )  # fmt: skip
 KINDS = {kind.name: kind for kind in _KINDS}
 # kinds of imported rows that nothing here can play
@@ -270,7 +270,7 @@ def turn_limit(task: Task) -> int:
     try:
         return kind_of(task).max_turns
     except RowError:
-        return WORLD_TURNS
+        return _WORLD_TURNS
 
 
 @cache

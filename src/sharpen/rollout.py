@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sharpen.config import raised
-from sharpen.kinds import kind_of
+from sharpen.kinds import turn_limit
 from sharpen.tools import call_with_limit
 from sharpen.types import (
     Dialog,
@@ -60,7 +60,7 @@ def rollout(
     ids that it sampled. Every turn of every episode has a seed of its own.
     """
     limits = limits or Limits()
-    episodes = [EpisodeRunner(make_environment, task, max_turns, limits) for task in tasks]
+    episodes = [_EpisodeRunner(make_environment, task, max_turns, limits) for task in tasks]
     threads = min(_MAX_THREADS, len(tasks) or 1)
     with ThreadPoolExecutor(threads, "environment") as pool:
         if isinstance(policy, TokenPolicy):
@@ -72,7 +72,7 @@ def rollout(
 
 def _roll_out_by_text(
     policy: Policy,
-    episodes: Sequence[EpisodeRunner],
+    episodes: Sequence[_EpisodeRunner],
     sampling: Sampling,
     pool: ThreadPoolExecutor,
 ) -> None:
@@ -82,7 +82,7 @@ def _roll_out_by_text(
         if not unfinished:
             return
         turns = policy.respond([episode.dialog for episode in unfinished], sampling)
-        list(pool.map(EpisodeRunner.take_turn, unfinished, turns))
+        list(pool.map(_EpisodeRunner.take_turn, unfinished, turns))
 
 
 class _RolloutByIds:
@@ -95,7 +95,7 @@ class _RolloutByIds:
     def __init__(
         self,
         policy: TokenPolicy,
-        episodes: Sequence[EpisodeRunner],
+        episodes: Sequence[_EpisodeRunner],
         sampling: Sampling,
         pool: ThreadPoolExecutor,
     ):
@@ -164,14 +164,14 @@ class _RolloutByIds:
             self._submit_next_turn(self.place_of.pop(future))
 
 
-class EpisodeRunner:
+class _EpisodeRunner:
     """One task in its environment: takes turns until something ends the episode."""
 
     def __init__(
         self, make_environment: MakeEnvironment, task: Task, max_turns: int, limits: Limits
     ):
         self.task = task
-        self.max_turns = max_turns or kind_of(task).max_turns
+        self.max_turns = max_turns or turn_limit(task)
         self.limits = limits
         self.started = time.monotonic()
         self.turns: list[Turn] = []

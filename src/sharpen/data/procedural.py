@@ -1,7 +1,9 @@
-"""Tasks made from a seed, of adjustable difficulty, for reinforcement learning on small models:
-`procedural/arithmetic:train?levels=0-2&count=512&seed=1`, `procedural/tools:ood?levels=1`.
-`test` has the kind of problems that `train` has and none of the same; `ood` has other numbers,
-operators, tools, values and words. The same name gives the same bytes.
+"""Makes tasks from a seed, of adjustable difficulty, for reinforcement learning on small models.
+
+A source is named `procedural/arithmetic:train?levels=0-2&count=512&seed=1` or
+`procedural/tools:ood?levels=1`. `test` has the same kind of problems as `train` and shares none
+with it; `ood` (out of distribution) has other numbers, operators, tools, values and words. The
+same name gives the same bytes. `sources` calls it.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from urllib.parse import parse_qsl
 
@@ -25,99 +27,150 @@ from sharpen.world.fields import Family
 from sharpen.world.phrases import fill, slots
 from sharpen.world.state import seeded
 
-PREFIX, SPLITS = "procedural/", ("train", "test", "ood")
-MOST_MISSES = 2000  # in a row: then there is nothing new left to ask
-TEST_SHARE = 0.2
-OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
-Found = tuple[str, Task] | None  # what makes a task different from others, and the task
+PREFIX = "procedural/"
+_SPLITS = ("train", "test", "ood")
+_MAX_MISSES = 2000  # tries in a row without a new task: then there is nothing new left
+_TEST_SHARE = 0.2
+_OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+_Draft = tuple[str, Task] | None  # what makes a task different from others, and the task
 
 
-class Settings(Config):
+class _Settings(Config):
+    """The part of a name after `?`."""
+
     levels: str = Field("0", pattern=r"^\d(-\d)?$")
     count: int = Field(256, ge=1)
     seed: int = 0
 
 
 def procedural_tasks(name: str) -> Iterator[Task]:
-    """The tasks of a source, levels in turn."""
-    place, _, query = name.removeprefix(PREFIX).partition("?")
-    kind, _, split = place.partition(":")
-    if kind not in MAKERS or split not in SPLITS:
-        kinds, splits = "|".join(MAKERS), "|".join(SPLITS)
+    """Yield the tasks of a source, taking its levels in turn."""
+    source, _, query = name.removeprefix(PREFIX).partition("?")
+    kind, _, split = source.partition(":")
+    if kind not in _MAKERS or split not in _SPLITS:
+        kinds = "|".join(_MAKERS)
+        splits = "|".join(_SPLITS)
         raise SharpenError(f"{name!r}: expected {PREFIX}{kinds}:{splits}?levels=0-2&count=256")
-    settings = parse_config(Settings, dict(parse_qsl(query, keep_blank_values=True)), name)
+    settings = parse_config(_Settings, dict(parse_qsl(query, keep_blank_values=True)), name)
     levels = frames("procedural")[kind]
-    first, last = int(settings.levels[0]), int(settings.levels[-1])
-    if not first <= last < len(levels):
+    first_level = int(settings.levels[0])
+    last_level = int(settings.levels[-1])
+    if not first_level <= last_level < len(levels):
         raise SharpenError(f"{name!r}: levels {settings.levels}: there are 0 to {len(levels) - 1}")
-    seen, drawn, misses = set[str](), 0, 0
+    make_task = _MAKERS[kind]
+    seen = set[str]()
+    draw_count = 0
+    misses = 0
     while len(seen) < settings.count:
-        level = first + len(seen) % (last - first + 1)
-        rng = seeded(PREFIX, kind, split, settings.seed, drawn)
-        found = MAKERS[kind](split == "ood", *levels[level], rng)
-        drawn, misses = drawn + 1, misses + 1
-        if misses > MOST_MISSES:
+        level = first_level + len(seen) % (last_level - first_level + 1)
+        rng = seeded(PREFIX, kind, split, settings.seed, draw_count)
+        draft = make_task(split == "ood", *levels[level], rng)
+        draw_count += 1
+        misses += 1
+        if misses > _MAX_MISSES:
             raise SharpenError(f"{name!r}: there are only {len(seen)} different tasks")
-        if found and found[0] not in seen and split in ("ood", split_of(found[0])):
-            seen.add(found[0])
-            misses, own = 0, f"{kind}-{split}-{settings.seed}-{len(seen) - 1}"
-            yield replace(found[1], id=own, difficulty=f"{kind} {level}")
+        if draft is None:
+            continue
+        key, task = draft
+        if key in seen or split not in ("ood", _split_of(key)):
+            continue
+        seen.add(key)
+        misses = 0
+        task_id = f"{kind}-{split}-{settings.seed}-{len(seen) - 1}"
+        yield replace(task, id=task_id, difficulty=f"{kind} {level}")
 
 
-def split_of(key: str) -> str:
-    """A problem's split is decided by the problem alone."""
-    return "test" if hashlib.sha256(key.encode()).digest()[0] < TEST_SHARE * 256 else "train"
+def _split_of(key: str) -> str:
+    """Return `train` or `test`. It depends on the problem alone, so that no seed mixes them."""
+    first_byte = hashlib.sha256(key.encode()).digest()[0]
+    return "test" if first_byte < _TEST_SHARE * 256 else "train"
 
 
-def arithmetic(strange: bool, operands: int, largest: int, signs: str, rng: random.Random) -> Found:
-    low, high = (largest + 1, 2 * largest) if strange else (0, largest)
-    if strange:
+def _make_arithmetic_task(
+    out_of_distribution: bool, operands: int, largest: int, signs: str, rng: random.Random
+) -> _Draft:
+    """Draw an expression of so many `operands`. The last arguments are a level of `frames.yaml`."""
+    low = 0
+    high = largest
+    if out_of_distribution:
+        low = largest + 1
+        high = 2 * largest
         signs = "+-" if signs == "+" else "+-*"
     value = rng.randint(low, high)
     text = str(value)
-    for at in range(operands - 1):
-        sign, other = rng.choice(signs), rng.randint(low, high)
-        inner = f"({text})" if at else text
+    for step in range(operands - 1):
+        sign = rng.choice(signs)
+        other = rng.randint(low, high)
+        operand_text = f"({text})" if step else text
         if rng.random() < 0.5:
-            text = f"{text if sign != '*' else inner} {sign} {other}"
-            value = OPERATORS[sign](value, other)
+            if sign != "*":  # from left to right, only a product needs the brackets
+                operand_text = text
+            text = f"{operand_text} {sign} {other}"
+            value = _OPERATORS[sign](value, other)
         else:
-            text, value = f"{other} {sign} {inner}", OPERATORS[sign](other, value)
-    question = rng.choice(frames("procedural")["questions"][strange]).format(text)
+            text = f"{other} {sign} {operand_text}"
+            value = _OPERATORS[sign](other, value)
+    usual_questions, other_questions = frames("procedural")["questions"]
+    questions = other_questions if out_of_distribution else usual_questions
+    question = rng.choice(questions).format(text)
     return text, Task("", question, gold={"answer": str(value)}, kind="math")
 
 
-def tools(
-    strange: bool, offered: int, count: int, way: list[str] | None, rng: random.Random
-) -> Found:
-    """`way` is how calls are asked for, if not in the tools' own words."""
-    family: Family = "dev" if strange else "train"
-    world, seed = shipped_world(), rng.randrange(1 << 30)
-    places = split_categories(world.categories)
-    category = rng.choice([name for name in world.categories if places[name] == family])
+def _make_tool_task(
+    out_of_distribution: bool,
+    offered_count: int,
+    call_count: int,
+    phrases: list[str] | None,
+    rng: random.Random,
+) -> _Draft:
+    """Draw a task of the tool world that needs `call_count` calls.
+
+    `phrases` say how calls are asked for: the usual one and the one of `ood`. Without them, calls
+    are asked for in the tools' own words. Returns None where the drawn words leave out a required
+    argument.
+    """
+    family: Family = "dev" if out_of_distribution else "train"
+    world = shipped_world()
+    seed = rng.randrange(1 << 30)
+    families = split_categories(world.categories)
+    categories = [name for name in world.categories if families[name] == family]
+    category = rng.choice(categories)
     episode = world.episode([category], seed, family)
-    known = list(world.domain(category).tools.values())
-    chosen, calls, asked = rng.sample(known, count), [], []
-    for tool in chosen:
+    all_tools = list(world.domain(category).tools.values())
+    gold_tools = rng.sample(all_tools, call_count)
+    gold_calls = []
+    requests = []
+    for tool in gold_tools:
         text = rng.choice(tool.operation.ask)
         call = episode.sample(tool, rng, using(tool, text))
-        if call is None or not {*tool.required} <= {*slots(text)}:
+        if call is None or not set(tool.required) <= set(slots(text)):
             return None
         episode.call(call)
-        calls += written(call)
-        asked.append(spell(call, way, strange) if way else fill(text, call.arguments))
-    shown = [*chosen, *rng.sample([t for t in known if t not in chosen], offered - count)]
-    rng.shuffle(shown)
-    gold = {"categories": [category], "seed": seed, "family": family, "calls": calls}
-    instruction, specs = " ".join(asked), tuple(tool.spec for tool in shown)
-    return compact_json([instruction, calls]), Task("", instruction, specs, gold, "tool_state")
+        gold_calls += written(call)
+        if phrases:
+            phrase = phrases[1] if out_of_distribution else phrases[0]
+            requests.append(_spell_out(call, phrase))
+        else:
+            requests.append(fill(text, call.arguments))
+    other_tools = [tool for tool in all_tools if tool not in gold_tools]
+    offered_tools = [*gold_tools, *rng.sample(other_tools, offered_count - call_count)]
+    rng.shuffle(offered_tools)
+    instruction = " ".join(requests)
+    specs = tuple(tool.spec for tool in offered_tools)
+    gold = {"categories": [category], "seed": seed, "family": family, "calls": gold_calls}
+    key = compact_json([instruction, gold_calls])
+    return key, Task("", instruction, specs, gold, "tool_state")
 
 
-def spell(call: ToolCall, phrases: list[str], strange: bool) -> str:
+def _spell_out(call: ToolCall, phrase: str) -> str:
+    """Fill a phrase with a call: its text, its name and its arguments in words."""
     text = assistant_text(Message("assistant", tool_calls=(call,)), "")
-    given = [f"{key} {compact_json(value)}" for key, value in call.arguments.items()]
-    given = ", ".join(given) or "no arguments"
-    return phrases[strange].format(call=text, name=call.name, given=given)
+    arguments = [f"{name} {compact_json(value)}" for name, value in call.arguments.items()]
+    arguments_text = ", ".join(arguments) or "no arguments"
+    return phrase.format(call=text, name=call.name, given=arguments_text)
 
 
-MAKERS = {"arithmetic": arithmetic, "tools": tools}
+_MAKERS: dict[str, Callable[..., _Draft]] = {
+    "arithmetic": _make_arithmetic_task,
+    "tools": _make_tool_task,
+}

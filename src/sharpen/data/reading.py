@@ -1,6 +1,9 @@
-"""Files → records with their `file:line`, in constant memory: JSONL, JSON arrays and documents,
-CSV, text, each also gzipped, and folders of them. What cannot be read is a record with a `problem`,
-and reading goes on behind it wherever the format allows."""
+"""Reads data files as records with their `file:line`, in constant memory.
+
+JSONL, JSON arrays and documents, CSV and text, each also gzipped, and folders of such files. What
+cannot be read becomes a record with a `problem`, and reading goes on after it where the format
+allows that. The importers, the checks and the benchmarks call it.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,22 @@ from typing import IO, Any
 from sharpen.records import DECODER, MAX_LINE_BYTES, bounded_lines, parse_row
 from sharpen.types import RowError, SharpenError
 
-CHUNK = 1 << 20
-NEAR_END = 16  # an error so close to the end of what was read may be a value cut in two
-MAX_DOCUMENT = 256 << 20  # one JSON document is read whole
-DATA_FILE = re.compile(r"(?!\.|.*\.quarantine\.).*\.(json|jsonl|csv|txt|log)(\.gz)?$")
-GAP = re.compile(r"[\s,]*")
-EXTENT = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)  # takes any number
+_CHUNK = 1 << 20  # characters that are read at a time
+_NEAR_END = 16  # an error this close to the end of the buffer may be a value cut in two
+_MAX_DOCUMENT = 256 << 20  # bytes; one JSON document is read whole
+_OVER_LIMIT = f"over {MAX_LINE_BYTES >> 20} MiB"
+_GZIP_MAGIC = b"\x1f\x8b"
+_UTF8_BOM = b"\xef\xbb\xbf"
+_DATA_FILE = re.compile(r"(?!\.|.*\.quarantine\.).*\.(json|jsonl|csv|txt|log)(\.gz)?$")
+_GAP = re.compile(r"[\s,]*")  # what stands between two elements of an array
+# Finds where a value ends, even if it holds a number that `DECODER` refuses.
+_LENIENT_DECODER = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
+    """One value of a file and where it is, or the problem that kept it from being read."""
+
     where: str
     value: Any = None
     raw: str | bytes = ""  # only where the value could not be read
@@ -39,152 +48,197 @@ Split = Callable[[Iterator[Record], Path], Iterator[Record]]
 
 
 def read_records(path: Path, names: str = "", split: Split | None = None) -> Iterator[Record]:
-    """Records of a file, or of a folder's files of matching names; `split` makes others of them."""
-    for file in data_files(path, names):
-        yield from split(read_file(file), file) if split else read_file(file)
+    """Yield the records of a file, or of a folder's files whose names match the pattern `names`.
+
+    `split` turns the records of each file into other records.
+    """
+    for file in _data_files(path, names):
+        records = read_file(file)
+        if split:
+            records = split(records, file)
+        yield from records
 
 
 def within(parts: Callable[[Any], Iterable[Any]]) -> Split:
-    """For formats whose records hold several: `parts` lists them, and fails for other records."""
+    """Return a split for formats whose records hold several rows.
+
+    `parts` lists the rows of a record. A record for which it fails is passed on as it is.
+    """
 
     def split(records: Iterator[Record], file: Path) -> Iterator[Record]:
         for record in records:
             try:
-                inner = list(parts(record.value))
+                values = list(parts(record.value))
             except (KeyError, TypeError, AttributeError):
                 yield record
                 continue
-            for number, value in enumerate(inner, 1):
+            for number, value in enumerate(values, 1):
                 yield Record(f"{record.where}#{number}", value)
 
     return split
 
 
-def data_files(path: Path, names: str) -> list[Path]:
+def _data_files(path: Path, names: str) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
         raise SharpenError(f"{path}: no such file or folder")
-    found = sorted(f for f in path.rglob("*") if DATA_FILE.match(f.name) and f.is_file())
-    if not found:
-        raise SharpenError(f"{path}: no data file below this folder")
-    return [file for file in found if re.search(names, file.name)]
+    files = sorted(
+        file for file in path.rglob("*") if _DATA_FILE.match(file.name) and file.is_file()
+    )
+    if not files:
+        raise SharpenError(f"{path}: no data file in this folder or below it")
+    return [file for file in files if re.search(names, file.name)]
 
 
 def read_file(path: Path) -> Iterator[Record]:
+    """Yield the records of one file; its name and its first character tell the format."""
     try:
         file = open(path, "rb")  # noqa: SIM115 - closed below; opened here so that the error is ours
     except OSError as error:
         raise SharpenError(f"{path}: {error.strerror}") from None
     with file:
-        opened: Any = file
-        if file.peek(2)[:2] == b"\x1f\x8b":
-            opened = io.BufferedReader(gzip.GzipFile(fileobj=file))  # type: ignore[arg-type]
+        stream: Any = file
+        if file.peek(2)[:2] == _GZIP_MAGIC:
+            stream = io.BufferedReader(gzip.GzipFile(fileobj=file))  # type: ignore[arg-type]
         try:
-            kind = Path(path.name.removesuffix(".gz")).suffix
-            head = opened.peek(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
-            if kind in (".txt", ".log"):
-                yield text_record(opened, path)
-            elif kind == ".csv":
-                yield from csv_records(opened, path)
-            elif head == b"[" and kind != ".jsonl":
-                yield from array_records(opened, path)
+            suffix = Path(path.name.removesuffix(".gz")).suffix
+            first_character = stream.peek(4096).removeprefix(_UTF8_BOM).lstrip()[:1]
+            if suffix in (".txt", ".log"):
+                yield _text_record(stream, path)
+            elif suffix == ".csv":
+                yield from _csv_records(stream, path)
+            elif first_character == b"[" and suffix != ".jsonl":
+                yield from _array_records(stream, path)
             else:
-                yield from line_records(opened, path, kind)
+                yield from _line_records(stream, path, suffix)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             yield Record(str(path), problem=f"damaged gzip, the rest is unread: {error}")
 
 
-def text_record(file: IO[bytes], path: Path) -> Record:
-    raw = file.read(MAX_DOCUMENT)
+def _text_record(file: IO[bytes], path: Path) -> Record:
+    raw = file.read(_MAX_DOCUMENT)
     try:
         return Record(f"{path}:1", raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         return Record(f"{path}:1", raw=raw, problem=f"not UTF-8 at byte {error.start}")
 
 
-def line_records(file: IO[bytes], path: Path, kind: str) -> Iterator[Record]:
+def _line_records(file: IO[bytes], path: Path, suffix: str) -> Iterator[Record]:
     """JSONL; a `.json` file whose first line is not complete is one document over many lines."""
     lines = bounded_lines(file)
-    if kind == ".json":
-        first = next(lines, None) or b""
-        if line_record(first, "").problem:
-            whole = first + file.read(MAX_DOCUMENT)
-            record = line_record(whole, f"{path}:1")
+    if suffix == ".json":
+        first_line = next(lines, None) or b""
+        if _line_record(first_line, "").problem:
+            document = first_line + file.read(_MAX_DOCUMENT)
+            record = _line_record(document, f"{path}:1")
             if not record.problem:
                 yield record
                 return
-            lines = bounded_lines(io.BytesIO(whole))
+            lines = bounded_lines(io.BytesIO(document))
         else:
-            lines = chain([first], lines)
+            lines = chain([first_line], lines)
     for number, raw in enumerate(lines, 1):
         if raw is None:
-            yield Record(f"{path}:{number}", problem=f"line over {MAX_LINE_BYTES >> 20} MiB")
+            yield Record(f"{path}:{number}", problem=f"line {_OVER_LIMIT}")
         elif raw.strip():
-            yield line_record(raw, f"{path}:{number}")
+            yield _line_record(raw, f"{path}:{number}")
 
 
-def line_record(raw: bytes, where: str) -> Record:
+def _line_record(raw: bytes, where: str) -> Record:
     try:
-        return Record(where, parse_row(raw.removeprefix(b"\xef\xbb\xbf"), where))
+        return Record(where, parse_row(raw.removeprefix(_UTF8_BOM), where))
     except RowError as error:
         return Record(where, raw=raw, problem=error.reason)
 
 
-def csv_records(file: IO[bytes], path: Path) -> Iterator[Record]:
+def _csv_records(file: IO[bytes], path: Path) -> Iterator[Record]:
     csv.field_size_limit(MAX_LINE_BYTES)
-    reader = csv.DictReader(decoded(file))
+    reader = csv.DictReader(_text_stream(file))
     try:
         for row in reader:
-            ragged = None in row or None in row.values()
-            problem = "not CSV: another number of cells" if ragged else ""
-            yield Record(f"{path}:{reader.line_num}", row, repr(row) if ragged else "", problem)
+            where = f"{path}:{reader.line_num}"
+            if None in row or None in row.values():  # how csv marks too many and too few cells
+                problem = "not CSV: another number of cells than the header"
+                yield Record(where, row, repr(row), problem)
+            else:
+                yield Record(where, row)
     except csv.Error as error:
         yield Record(f"{path}:{reader.line_num}", problem=f"not CSV: {error}")
 
 
-def decoded(file: IO[bytes]) -> IO[str]:
+def _text_stream(file: IO[bytes]) -> IO[str]:
     return io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
 
 
-def array_records(file: IO[bytes], path: Path) -> Iterator[Record]:
-    """One element at a time; behind a broken one it goes on at the next line that starts alike."""
-    text, ended, marker = decoded(file), False, ""
-    buffer = text.read(CHUNK)
-    at = buffer.index("[") + 1
-    line, last, count = 1 + buffer.count("\n", 0, at), 0, 1
+# JSON arrays -------------------------------------------------------------------------------------
+
+
+def _array_records(file: IO[bytes], path: Path) -> Iterator[Record]:
+    """Read one element at a time, and go on after a broken one at the next line that starts alike.
+
+    `buffer` holds text of the file from somewhere before `position`, which is where the previous
+    element ended, on line `line`.
+    """
+    text = _text_stream(file)
+    buffer = text.read(_CHUNK)
+    position = buffer.index("[") + 1
+    line = 1 + buffer.count("\n", 0, position)
+    at_end_of_file = False
+    line_start = ""  # indentation and first character of the elements, where each has its own line
+    previous_start_line = 0
+    number = 1
     while True:
-        start = GAP.match(buffer, at).end()  # type: ignore[union-attr]
-        gap = buffer[at:start]
-        here = line + gap.count("\n")
-        where = f"{path}:{here}" + (f"#{count}" if here == last else "")
-        value, end, problem = element(buffer, start)
-        if max(start, end) > len(buffer) - NEAR_END and not ended:
-            if len(buffer) - at > MAX_LINE_BYTES:
-                yield Record(where, problem=f"element over {MAX_LINE_BYTES >> 20} MiB")
+        start = _end_of_gap(buffer, position)
+        gap = buffer[position:start]
+        start_line = line + gap.count("\n")
+        where = f"{path}:{start_line}"
+        if start_line == previous_start_line:  # several elements in one line
+            where += f"#{number}"
+        value, end, problem = _decode_element(buffer, start)
+        if max(start, end) > len(buffer) - _NEAR_END and not at_end_of_file:
+            unread = len(buffer) - position
+            if unread > MAX_LINE_BYTES:
+                yield Record(where, problem=f"element {_OVER_LIMIT}")
                 return
-            more = text.read(max(CHUNK, len(buffer) - at))
-            buffer, at, ended = buffer[at:] + more, 0, not more
+            more = text.read(max(_CHUNK, unread))
+            at_end_of_file = not more
+            buffer = buffer[position:] + more
+            position = 0
             continue
         if buffer.startswith("]", start):
             return
-        if here > line:
-            marker = gap[gap.rfind("\n") + 1 :] + buffer[start : start + 1]
+        if start_line > line:
+            line_start = gap[gap.rfind("\n") + 1 :] + buffer[start : start + 1]
         if problem:
-            end, buffer = next_element(buffer, start, text, marker)
-            unread = "; the rest of the array is unread" if end == len(buffer) else ""
-            yield Record(where, raw=buffer[start:end], problem=problem + unread)
-            if unread:
+            end, buffer = _find_next_element(buffer, start, text, line_start)
+            if end == len(buffer):
+                problem += "; the rest of the array is unread"
+                yield Record(where, raw=buffer[start:end], problem=problem)
                 return
-        elif value is None:  # whatever is wrong with it is wrong with a line, too
-            yield line_record(buffer[start:end].encode("utf-8", "surrogateescape"), where)
+            yield Record(where, raw=buffer[start:end], problem=problem)
+        elif value is None:  # what `DECODER` refuses here, `parse_row` refuses with a reason
+            yield _line_record(buffer[start:end].encode("utf-8", "surrogateescape"), where)
         else:
             yield Record(where, value)
-        last, line, at, count = here, here + buffer.count("\n", start, end), end, count + 1
+        previous_start_line = start_line
+        line = start_line + buffer.count("\n", start, end)
+        position = end
+        number += 1
 
 
-def element(buffer: str, start: int) -> tuple[Any, int, str]:
-    """A value, where it ends, or how far one can read and what is wrong there."""
+def _end_of_gap(buffer: str, position: int) -> int:
+    match = _GAP.match(buffer, position)
+    assert match  # the pattern matches the empty text too
+    return match.end()
+
+
+def _decode_element(buffer: str, start: int) -> tuple[Any, int, str]:
+    """Return a value, where it ends, and the problem.
+
+    The value is None if only its end can be found. With a problem, the second number says how far
+    the text could be read.
+    """
     try:
         value, end = DECODER.raw_decode(buffer, start)
         buffer[start:end].encode("utf-8")
@@ -192,20 +246,29 @@ def element(buffer: str, start: int) -> tuple[Any, int, str]:
     except (ValueError, RecursionError):
         pass
     try:
-        return None, EXTENT.raw_decode(buffer, start)[1], ""
+        _, end = _LENIENT_DECODER.raw_decode(buffer, start)
+        return None, end, ""
     except RecursionError:
         return None, start, "nested too deeply"
     except json.JSONDecodeError as error:
         if start == len(buffer):
             return None, start, "truncated: the array is not closed"
-        cut = "Unterminated string" in error.msg
-        return None, len(buffer) if cut else error.pos, f"not JSON: {error.msg}"
+        end = len(buffer) if "Unterminated string" in error.msg else error.pos
+        return None, end, f"not JSON: {error.msg}"
 
 
-def next_element(buffer: str, at: int, text: IO[str], marker: str) -> tuple[int, str]:
-    """Where the element behind a broken one starts: at a line that begins with `marker`."""
-    if marker.strip() != "{":  # the elements share one line: no place is safe to go on at
+def _find_next_element(buffer: str, start: int, text: IO[str], line_start: str) -> tuple[int, str]:
+    """Return where the element after a broken one starts, and the buffer with what was read.
+
+    It starts at a line that begins with `line_start`; the end of the buffer means that none does.
+    """
+    if line_start.strip() != "{":  # the elements share one line: no place is safe to go on at
         return len(buffer), buffer
-    while (found := buffer.find("\n" + marker, at + 1)) < 0 and (more := text.read(CHUNK)):
+    while True:
+        newline = buffer.find("\n" + line_start, start + 1)
+        if newline >= 0:
+            return newline + len(line_start), buffer
+        more = text.read(_CHUNK)
+        if not more:
+            return len(buffer), buffer
         buffer += more
-    return (found + len(marker) if found >= 0 else len(buffer)), buffer

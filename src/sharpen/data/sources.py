@@ -1,5 +1,9 @@
-"""Data by name: the sets `agent_sft:train`, `agent_benchmark/timing:dev` and `agent_tools`, built
-on first use, and tasks made on the spot, as `procedural/arithmetic:train?levels=0-2`."""
+"""Reads data sets by name, and builds them on first use.
+
+Names are `agent_sft:train`, `agent_benchmark/timing:dev`, `agent_tools`, a file's path, and
+`procedural/arithmetic:train?levels=0-2` for tasks made on the spot. Training and evaluation read
+their data here.
+"""
 
 from __future__ import annotations
 
@@ -21,31 +25,42 @@ from sharpen.types import Dialog, Json, Message, Preference, Scorer, SharpenErro
 from sharpen.world.episode import shipped_world
 from sharpen.world.state import seeded
 
-TASK_TYPES = ("tool_selection", "multi_step_planning", "timing_decision", "tool_retrieval")
 HOME = Path(__file__).parents[1]
-WORD = re.compile(r"[\u3400-\u9fff]|\w+")  # a Chinese character is a word of its own
+_TASK_TYPES = ("tool_selection", "multi_step_planning", "timing_decision", "tool_retrieval")
+_TOOLS_FILE = "agent_tools/tools.jsonl"
+_WORD = re.compile(r"[\u3400-\u9fff]|\w+")  # a Chinese character is a word of its own
+
+
+# Files and rows ----------------------------------------------------------------------------------
 
 
 def data_folder() -> Path:
-    """`$SHARPEN_DATA`, else a folder of the cache that belongs to this state of the tool world and
-    of what makes rows of it."""
-    if given := os.environ.get("SHARPEN_DATA"):
-        return Path(given)
-    makers = sorted([*HOME.glob("world/*.*"), *HOME.glob("data/generate/*.*")])
-    state = "".join(map(sha256_file, [*shipped_world().files.values(), *makers]))
-    return cache_folder() / f"data-{hashlib.sha256(state.encode()).hexdigest()[:12]}"
+    """Return where the built sets are: `$SHARPEN_DATA`, or a folder of the cache.
+
+    The name of the cache folder holds a hash of the tool world and of the code that builds the
+    rows, so that a change of either builds the sets anew.
+    """
+    folder = os.environ.get("SHARPEN_DATA")
+    if folder:
+        return Path(folder)
+    builders = sorted([*HOME.glob("world/*.*"), *HOME.glob("data/generate/*.*")])
+    hashes = [sha256_file(file) for file in (*shipped_world().files.values(), *builders)]
+    state = hashlib.sha256("".join(hashes).encode()).hexdigest()
+    return cache_folder() / f"data-{state[:12]}"
 
 
 def resolve(name: str) -> list[Path]:
-    """A set's files, built first if need be; a path is itself, and a made-up source has no file."""
+    """Return the files of a set, built first if need be. A procedural source has no file."""
     if Path(name).is_file():
         return [Path(name)]
     if name.startswith(PREFIX):
         return []
     part, _, split = name.partition(":")
-    known = ["agent_tools/tools.jsonl", *(file.path for file in plan_files(USUAL))]
-    end = f"/{split}.jsonl" if split else "/tools.jsonl"
-    files = [file for file in known if file.startswith(f"{part}/") and file.endswith(end)]
+    ending = f"/{split}.jsonl" if split else "/tools.jsonl"
+    files = []
+    for file in (_TOOLS_FILE, *(planned.path for planned in plan_files(USUAL))):
+        if file.startswith(f"{part}/") and file.endswith(ending):
+            files.append(file)
     if not files:
         raise SharpenError(
             f"{name!r}: neither a file nor agent_tools, agent_sft:SPLIT, agent_benchmark:SPLIT or "
@@ -54,14 +69,15 @@ def resolve(name: str) -> list[Path]:
         )
     folder = data_folder()
     if not (folder / "manifest.json").is_file():
-        build_data(folder, workers=1)  # the caller may have threads, and those forbid copies
-    missing = [file for file in files if not (folder / file).is_file()]
-    if missing:
-        raise SharpenError(f"{folder}: has no {missing[0]}; run sharpen data build --out {folder}")
+        build_data(folder, workers=1)  # the caller may have threads, which rule out forking
+    for file in files:
+        if not (folder / file).is_file():
+            raise SharpenError(f"{folder}: has no {file}; run sharpen data build --out {folder}")
     return [folder / file for file in files]
 
 
 def read_rows(name: str) -> Iterator[Row]:
+    """Yield the rows of a set, a file or a procedural source."""
     if name.startswith(PREFIX):
         for task in procedural_tasks(name):
             row = task_to_row(task)
@@ -72,49 +88,77 @@ def read_rows(name: str) -> Iterator[Row]:
 
 
 def read_dialogs(name: str) -> Iterator[Dialog]:
+    """Yield the rows of a set as dialogs."""
     return (dialog_from_row(row.value, row.where) for row in read_rows(name))
 
 
 def read_tasks(name: str) -> Iterator[Task]:
+    """Yield the rows of a set as tasks."""
     return (task_from_row(row.value, row.where) for row in read_rows(name))
 
 
+# Training and evaluation data --------------------------------------------------------------------
+
+
 class AgentTrainingUsage:
-    """What the training pipeline takes from the three sets."""
+    """Provides the data that each stage of the training pipeline takes from the three sets."""
 
     SOURCES = {"sft": "agent_sft", "tools": "agent_tools", "benchmark": "agent_benchmark"}  # noqa: RUF012
 
     def get_sft_data(self, split: str = "train") -> Iterator[Json]:
-        dialogs = read_dialogs(f"{self.SOURCES['sft']}:{split}")
-        return map(AgentSFTFormatter().format_dialog, dialogs)
+        """Yield the dialogs of `agent_sft` as prompts and answer texts."""
+        formatter = AgentSFTFormatter()
+        for dialog in read_dialogs(f"{self.SOURCES['sft']}:{split}"):
+            yield formatter.format_dialog(dialog)
 
     def get_preference_data(self, split: str = "train") -> Iterator[Preference]:
-        """Constructed pairs: the gold call against a wrong tool, a wrong argument or no call."""
-        return (gold_pair(task) for task in self.iter_samples(split) if task.gold.get("calls"))
+        """Yield constructed pairs: the gold call against a wrong tool, a wrong argument or no
+        call."""
+        for task in self.iter_samples(split):
+            if task.gold.get("calls"):
+                yield _preference_pair(task)
 
     def iter_samples(self, split: str = "test") -> Iterator[Task]:
+        """Yield the tasks of `agent_benchmark`."""
         return read_tasks(f"{self.SOURCES['benchmark']}:{split}")
 
     get_evaluation_data = iter_samples
 
 
-def gold_pair(task: Task) -> Preference:
-    """The first gold call as the better turn, and a mistake that models make as the worse one."""
-    rng, call = seeded("pair", task.id), call_from_wire(task.gold["calls"][0], task.id)
-    others = [tool.name for tool in task.tools if tool.name != call.name]
-    named = [name for name, value in call.arguments.items() if isinstance(value, str)]
-    wrong = [ToolCall(rng.choice(others), call.arguments)] if others else []
-    if named:
-        dropped = rng.choice(named)
-        kept = {name: value for name, value in call.arguments.items() if name != dropped}
-        wrong.append(ToolCall(call.name, kept))
-    right, *mistakes = (Message("assistant", tool_calls=(made,)) for made in (call, *wrong))
-    said = rng.choice([Message("assistant", "I have done that for you."), *mistakes])
-    return Preference(task.messages, (right,), (said,), task.tools, task.id, 1.0, 0.0)
+def _preference_pair(task: Task) -> Preference:
+    """Return the first gold call as the better turn, and a mistake that models make as the worse.
+
+    The mistakes are: no call, the same arguments for another tool, and a text argument left out.
+    """
+    rng = seeded("pair", task.id)
+    gold_call = call_from_wire(task.gold["calls"][0], task.id)
+    mistakes = [Message("assistant", "I have done that for you.")]
+    other_names = [tool.name for tool in task.tools if tool.name != gold_call.name]
+    if other_names:
+        wrong_call = ToolCall(rng.choice(other_names), gold_call.arguments)
+        mistakes.append(Message("assistant", tool_calls=(wrong_call,)))
+    text_names = [name for name, value in gold_call.arguments.items() if isinstance(value, str)]
+    if text_names:
+        dropped = rng.choice(text_names)
+        arguments = {k: value for k, value in gold_call.arguments.items() if k != dropped}
+        wrong_call = ToolCall(gold_call.name, arguments)
+        mistakes.append(Message("assistant", tool_calls=(wrong_call,)))
+    return Preference(
+        prompt=task.messages,
+        chosen=(Message("assistant", tool_calls=(gold_call,)),),
+        rejected=(rng.choice(mistakes),),
+        tools=task.tools,
+        id=task.id,
+        chosen_score=1.0,
+        rejected_score=0.0,
+    )
 
 
 class AgentSFTFormatter:
-    """A dialog as a prompt and an answer text; training here renders the messages themselves."""
+    """Formats a dialog as a prompt and an answer text, for trainers that take texts.
+
+    Training in this project renders the messages themselves and does not need it.
+    """
 
     TEMPLATE = (
         "<|system|>\nYou are an assistant who solves tasks with tools.\nTools:\n"
@@ -122,20 +166,25 @@ class AgentSFTFormatter:
     )
 
     def format_dialog(self, dialog: Dialog) -> Json:
-        """`{"input", "output", "task_type", "metadata"}`."""
-        filled = self.TEMPLATE.format(
+        """Return `{"input", "output", "task_type", "metadata"}`."""
+        request_index = _first_user_index(dialog)
+        prompt = self.TEMPLATE.format(
             tool_descriptions=tools_block(dialog.tools) if dialog.tools else "none",
-            user_query=next((m.content for m in dialog.messages if m.role == "user"), ""),
+            user_query="" if request_index < 0 else dialog.messages[request_index].content,
             plan_and_execution="",
         )
-        row = {"input": filled, "output": self.format_assistant_response(dialog)}
-        return row | {"task_type": self.classify_task(dialog), "metadata": dialog.metadata}
+        return {
+            "input": prompt,
+            "output": self.format_assistant_response(dialog),
+            "task_type": self.classify_task(dialog),
+            "metadata": dialog.metadata,
+        }
 
     def format_assistant_response(self, dialog: Dialog) -> str:
-        """Everything after the first request, with what tools and the user answered."""
-        first = next((i for i, m in enumerate(dialog.messages) if m.role == "user"), -1)
+        """Return everything after the first request: the assistant's turns, tool results, and
+        what the user answers."""
         parts = []
-        for message in dialog.messages[first + 1 :]:
+        for message in dialog.messages[_first_user_index(dialog) + 1 :]:
             if message.role == "assistant":
                 parts.append(assistant_text(message, dialog.id))
             else:
@@ -144,16 +193,37 @@ class AgentSFTFormatter:
         return "\n".join(parts)
 
     def classify_task(self, dialog: Dialog) -> str:
-        """The row's own type, else what its calls look like."""
-        if dialog.task_type in TASK_TYPES:
+        """Return the dialog's own type, or otherwise one by its number of turns with calls."""
+        if dialog.task_type in _TASK_TYPES:
             return dialog.task_type
-        turns = sum(bool(m.tool_calls) and m.trained for m in dialog.messages)
-        return ("timing_decision", "tool_selection", "multi_step_planning")[min(turns, 2)]
+        call_turns = 0
+        for message in dialog.messages:
+            if message.tool_calls and message.trained:
+                call_turns += 1
+        if call_turns == 0:
+            return "timing_decision"
+        if call_turns == 1:
+            return "tool_selection"
+        return "multi_step_planning"
+
+
+def _first_user_index(dialog: Dialog) -> int:
+    """Return the index of the first user message, -1 if there is none."""
+    for index, message in enumerate(dialog.messages):
+        if message.role == "user":
+            return index
+    return -1
+
+
+# Measured dialogs --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessedDialog:
-    """`metadata` holds `token_length`, `lexical_diversity` and, where it is known, `loss`."""
+    """A dialog with what was measured on it.
+
+    `metadata` holds `token_length`, `lexical_diversity` and, where it is known, `loss`.
+    """
 
     dialog_id: str
     task_type: str
@@ -164,29 +234,57 @@ class ProcessedDialog:
 
 
 class AgentDialogProcessor:
-    """Measures dialogs. `scorer` gives real losses, else only a `loss` that a row has is kept."""
+    """Measures dialogs. With a `scorer`, rows without a `loss` get one from its model."""
 
     def __init__(self, tokenizer: Any = "smollm2-135m", scorer: Scorer | None = None):
         if isinstance(tokenizer, str):
             from sharpen.models.load import load_tokenizer
 
             tokenizer = load_tokenizer(tokenizer)
-        self.renderer, self.scorer = Renderer(tokenizer), scorer
+        self.renderer = Renderer(tokenizer)
+        self.scorer = scorer
 
     def process(self, dialogs: Iterable[Dialog]) -> list[ProcessedDialog]:
-        chosen, found = list(dialogs), []
-        unknown = [dialog for dialog in chosen if "loss" not in dialog.metadata]
-        losses = iter(self.scorer.losses(unknown) if self.scorer and unknown else ())
-        for dialog, datum in zip(chosen, self.renderer.render(chosen), strict=True):
-            text = "\n".join(m.content for m in dialog.messages if m.content)
-            words = WORD.findall(text.lower())
-            diversity = round(len(set(words)) / max(len(words), 1), 4)
-            metadata: Json = {"token_length": len(datum.ids), "lexical_diversity": diversity}
+        """Return every dialog with its measurements, in the same order."""
+        dialogs = list(dialogs)
+        without_loss = [dialog for dialog in dialogs if "loss" not in dialog.metadata]
+        losses: Iterator[float] = iter(())
+        if self.scorer and without_loss:
+            losses = iter(self.scorer.losses(without_loss))
+        formatter = AgentSFTFormatter()
+        processed = []
+        for dialog, datum in zip(dialogs, self.renderer.render(dialogs), strict=True):
+            text = "\n".join(message.content for message in dialog.messages if message.content)
+            metadata: Json = {
+                "token_length": len(datum.ids),
+                "lexical_diversity": _lexical_diversity(text),
+            }
             if self.scorer and "loss" not in dialog.metadata:
                 metadata["loss"] = next(losses)
             metadata |= dialog.metadata
-            right = [message for message in dialog.messages if message.trained]
-            tools = tuple(dict.fromkeys(c.name for m in right for c in m.tool_calls))
-            kind = AgentSFTFormatter().classify_task(dialog)
-            found.append(ProcessedDialog(dialog.id, kind, text, tools, metadata, dialog))
-        return found
+            processed.append(
+                ProcessedDialog(
+                    dialog_id=dialog.id,
+                    task_type=formatter.classify_task(dialog),
+                    text=text,
+                    target_tools=_trained_tool_names(dialog),
+                    metadata=metadata,
+                    dialog=dialog,
+                )
+            )
+        return processed
+
+
+def _lexical_diversity(text: str) -> float:
+    """Return the share of different words among all words."""
+    words = _WORD.findall(text.lower())
+    return round(len(set(words)) / max(len(words), 1), 4)
+
+
+def _trained_tool_names(dialog: Dialog) -> tuple[str, ...]:
+    """Return the names of the tools that trained turns call, each once."""
+    names = []
+    for message in dialog.messages:
+        if message.trained:
+            names += [call.name for call in message.tool_calls]
+    return tuple(dict.fromkeys(names))

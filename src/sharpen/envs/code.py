@@ -1,17 +1,19 @@
-"""Programming: the model may run its code, alone or against the task's visible tests, before it
-answers with it. Tasks of the kind `code`: `gold.tests` are the hidden tests that score the last
-message, `metadata.visible_tests` those that `run_tests` runs."""
+"""The environment of programming tasks (`code_session`).
+
+`metadata.visible_tests` are the tests that `run_tests` runs for the model. The hidden tests in
+`gold.tests` score its last message (`rewards/verifiable.py`).
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
 
-from sharpen.envs.python import PythonTools, run_python, sandbox, told
+from sharpen.envs.python import PythonTools, describe_result, run_python, sandbox
 from sharpen.tools import Tool, tool
 from sharpen.types import SharpenError, Task
 
-RUNNER = """
+_TEST_RUNNER = """
 import json, sys
 job, names = json.load(sys.stdin), {"__name__": "answer"}
 exec(compile(job["code"], "answer.py", "exec"), names)
@@ -25,7 +27,15 @@ for test in job["tests"]:
 
 
 class Programming(PythonTools):
-    def open(self, task: Task) -> Iterable[Tool]:
+    """The model writes a program. Before it answers, it may run code with `run_python`, and its
+    program against the task's visible tests with `run_tests`, if there are any.
+
+    The episode ends with the first message without a call, which holds the program, or at the
+    limits of `PythonTools`.
+    """
+
+    def episode_tools(self, task: Task) -> Iterable[Tool]:
+        """Returns `run_python`, and `run_tests` for a task with visible tests."""
         tests = task.metadata.get("visible_tests") or []
         if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
             raise SharpenError(f"task {task.id}: visible_tests: expected a list of statements")
@@ -37,6 +47,9 @@ class Programming(PythonTools):
             Args:
                 code: the whole program
             """
-            return told(sandbox().run(RUNNER, json.dumps({"code": code, "tests": tests})))
+            job = json.dumps({"code": code, "tests": tests})
+            return describe_result(sandbox().run(_TEST_RUNNER, job))
 
-        return (run_python, run_tests) if tests else (run_python,)
+        if not tests:
+            return (run_python,)
+        return run_python, run_tests

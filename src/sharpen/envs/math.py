@@ -1,5 +1,5 @@
-"""Mathematics: one answer, or an answer after some computing in the sandbox. Tasks of the kind
-`math` with `gold.answer`; `rewards/verifiable.py` scores the last message."""
+"""The environment of mathematical tasks (`math`). `rewards/verifiable.py` compares the last message
+with `gold.answer`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ from sharpen.types import Task
 
 
 class Mathematics(PythonTools):
-    """Tools are on offer to a task that names them (`calculate`, `run_python`), and those under
-    `tools` to all."""
+    """The model solves a problem, in one message or after some computing in the sandbox.
+
+    A task offers `calculate` and `run_python` by naming them in its `tools`; a task that names none
+    gets those in the setting `tools`, by default none. The episode ends with the first message
+    without a call, which is the answer, or at the limits of `PythonTools`.
+    """
 
     def __init__(self, tools: Sequence[str] = (), **limits: Any):
         super().__init__(**limits)
-        self.given = tools
+        self._default_tools = tools
 
-    def open(self, task: Task) -> Iterable[Tool]:
+    def episode_tools(self, task: Task) -> Iterable[Tool]:
+        """Returns the two tools that compute."""
         return calculate, run_python
 
-    def usual(self, tools: dict[str, Tool]) -> Iterable[str]:
-        return self.given
+    def default_tool_names(self, tools: dict[str, Tool]) -> Iterable[str]:
+        """Returns the tools of the setting."""
+        return self._default_tools

@@ -40,7 +40,7 @@ _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", 
 _USER_SAMPLING = Sampling(max_tokens=160)
 
 
-class SimulatedService:
+class _SimulatedService:
     """One conversation: the user opens it, the assistant talks and calls tools."""
 
     def __init__(self, tools: tuple[ToolSpec, ...], tables: Json, user: Policy):
@@ -102,7 +102,7 @@ def make_service(tasks: Sequence[Task], path: Path, user: Policy | None) -> Make
         raise SharpenError(f"{path}: needs a policy that plays the user: --user MODEL")
     tools = _tools_of_actions(tasks)
     tables = _read_tables(path)
-    return lambda: SimulatedService(tools, tables, user)
+    return lambda: _SimulatedService(tools, tables, user)
 
 
 def _tools_of_actions(tasks: Sequence[Task]) -> tuple[ToolSpec, ...]:

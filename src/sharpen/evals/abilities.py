@@ -21,7 +21,7 @@ from sharpen.rows import task_from_row
 from sharpen.types import Json, SharpenError, Task
 
 # ability → its benchmark where none is named; code has none without a file
-ABILITIES = {"math": "general:math", "tool_use": "agent_benchmark:test", "writing": "judge"}
+_ABILITIES = {"math": "general:math", "tool_use": "agent_benchmark:test", "writing": "judge"}
 _WRITING = (
     "Write a short poem about the sea in winter.",
     "Write a polite letter that asks a neighbour to be quieter at night.",
@@ -70,7 +70,7 @@ def evaluate_merged(
     limit: int = 0,
 ) -> Json:
     """A merged model by ability, each a benchmark (`{"math": "gsm8k:PATH", "code": "mbpp:PATH"}`)
-    or a name of `ABILITIES`; `overall` is their mean. `regressions` are the abilities in which a
+    or a name of `_ABILITIES`; `overall` is their mean. `regressions` are the abilities in which a
     parent was better, item by item, and whether that is `sure` or may be chance."""
     benchmark_of = _benchmarks(abilities)
     results: Json = {"abilities": {}, "regressions": []}
@@ -98,11 +98,11 @@ def evaluate_merged(
 def _benchmarks(abilities: Mapping[str, str] | Sequence[str]) -> Mapping[str, str]:
     """Ability → the benchmark that measures it."""
     if not isinstance(abilities, Mapping):
-        unknown = [name for name in abilities if name not in ABILITIES]
+        unknown = [name for name in abilities if name not in _ABILITIES]
         if unknown:
-            known = ", ".join(ABILITIES)
+            known = ", ".join(_ABILITIES)
             raise SharpenError(f"ability {unknown[0]!r}: name its benchmark, or take {known}")
-        abilities = {name: ABILITIES[name] for name in abilities}
+        abilities = {name: _ABILITIES[name] for name in abilities}
     if not abilities:
         raise SharpenError("no ability to evaluate")
     return abilities

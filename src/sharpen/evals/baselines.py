@@ -34,7 +34,7 @@ from sharpen.types import (
 from sharpen.world.gold import SAID
 
 # a task's id and a message → the message in the words that the policy was shown
-Outward = Callable[[str, Message], Message]
+_Outward = Callable[[str, Message], Message]
 _PREFIX = "baseline:"
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _ID_OR_NAME = re.compile(r"\b(?=\w*\d)[\w-]*[A-Za-z-][\w-]*\b|\b[A-Z]\w+")
@@ -42,10 +42,10 @@ _QUESTION = "Which one do you mean? Please tell me more."
 _DECISION_KINDS = ("timing", "decision")
 
 
-class Baseline(ABC):
+class _Baseline(ABC):
     """A policy that says what `message` returns for a dialog."""
 
-    def __init__(self, tasks: Sequence[Task], outward: Outward):
+    def __init__(self, tasks: Sequence[Task], outward: _Outward):
         from sharpen.models.pico import byte_tokenizer
 
         self.renderer = Renderer(byte_tokenizer())
@@ -70,7 +70,7 @@ class Baseline(ABC):
         """Returns what the baseline says next."""
 
 
-class Gold(Baseline):
+class Gold(_Baseline):
     """Turn by turn what the task's gold does and says."""
 
     def message(self, dialog: Dialog, seed: int) -> Message:
@@ -81,7 +81,7 @@ class Gold(Baseline):
         return self.outward(task.id, script[min(spoken, len(script) - 1)])
 
 
-class Random(Baseline):
+class Random(_Baseline):
     """A decision, a tool, arguments and answers by chance."""
 
     def message(self, dialog: Dialog, seed: int) -> Message:
@@ -110,7 +110,7 @@ class Random(Baseline):
         return {"choice": letter, "math": number}.get(dialog.task_type, "Done.")
 
 
-class Keyword(Baseline):
+class _Keyword(_Baseline):
     """The tool that shares most words with the request, filled with what looks like values."""
 
     def message(self, dialog: Dialog, seed: int) -> Message:
@@ -159,21 +159,21 @@ def _choose_value(
     return {"boolean": True, "array": [value], "object": {}}.get(type_name, value)
 
 
-BASELINES: dict[str, type[Baseline]] = {"random": Random, "keyword": Keyword, "gold": Gold}
+_BASELINES: dict[str, type[_Baseline]] = {"random": Random, "keyword": _Keyword, "gold": Gold}
 
 
 def find_player(
-    model: Any, tokenizer: Any, api_key_env: str, tasks: Sequence[Task], outward: Outward
+    model: Any, tokenizer: Any, api_key_env: str, tasks: Sequence[Task], outward: _Outward
 ) -> PolicySource:
     """Returns who is evaluated: `baseline:NAME`, which knows the tasks, or any policy."""
     name = str(model) if isinstance(model, str) else ""
     if not name.startswith(_PREFIX):
         return find_policy(model, tokenizer, api_key_env)
     kind = name.removeprefix(_PREFIX)
-    if kind not in BASELINES:
-        raise SharpenError(f"{name}: expected {_PREFIX} and one of {', '.join(BASELINES)}")
+    if kind not in _BASELINES:
+        raise SharpenError(f"{name}: expected {_PREFIX} and one of {', '.join(_BASELINES)}")
 
     def open_baseline() -> Policy:
-        return BASELINES[kind](tasks, outward)
+        return _BASELINES[kind](tasks, outward)
 
     return PolicySource(name, name, open_baseline)

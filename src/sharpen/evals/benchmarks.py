@@ -31,6 +31,7 @@ from sharpen.kinds import KINDS, KindEnvironment, kind_of, metric_names
 from sharpen.records import read_jsonl
 from sharpen.rewards.metrics import AGENT_METRICS
 from sharpen.rows import dialog_from_row, task_from_row
+from sharpen.tools import load_object
 from sharpen.types import Json, MakeEnvironment, Policy, RowError, SharpenError, Task
 
 AGENT = "agent_benchmark"
@@ -41,7 +42,7 @@ _GRAPH_HINT = "Answer with the plan as a graph:\nNode:\n1: a tool's name\nEdge: 
 
 # what was imported, the raw record, its file → tasks, or why there is none
 Prepare = Callable[[Any, Json, Path], Iterable[Task | RowError]]
-MakeSuiteEnvironment = Callable[[Sequence[Task], Path, Policy | None], MakeEnvironment]
+_MakeSuiteEnvironment = Callable[[Sequence[Task], Path, Policy | None], MakeEnvironment]
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Benchmark:
     prepare: Prepare = as_imported
     hint: str = ""  # added to every instruction
     max_tokens: int = 0  # of an answer; 0: the kind's
-    make_environment: MakeSuiteEnvironment | None = None  # where the kind's own needs files
+    make_environment: _MakeSuiteEnvironment | None = None  # where the kind's own needs files
     generate: Callable[[int], Iterator[Task]] | None = None
     min_size: int = 2  # of a made one
 
@@ -85,8 +86,10 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 def load_benchmark(spec: str, user: Policy | None = None) -> Suite:
     """Returns the suite of `agent_benchmark[/PART]:SPLIT`, `tasks:PATH` (rows of one's own),
-    `general[:CATEGORY]`, `NAME:PATH`, or `NAME:SIZE` of a made one. `user` plays the user where a
-    benchmark has one."""
+    `general[:CATEGORY]`, `NAME:PATH`, `NAME:SIZE` of a made one, or `file.py:name`: a suite or a
+    function that returns tasks. `user` plays the user where a benchmark has one."""
+    if ".py:" in spec:
+        return _own_suite(spec)
     name, _, rest = spec.partition(":")
     if name.split("/")[0] == AGENT:
         return tasks_suite(spec, list(read_tasks(spec)), AGENT_METRICS)
@@ -115,6 +118,19 @@ def load_benchmark(spec: str, user: Policy | None = None) -> Suite:
         metrics=headline(tasks),
         left_out=dict(left_out),
     )
+
+
+def _own_suite(spec: str) -> Suite:
+    """A user's own benchmark: a suite, or a function that returns tasks."""
+    found: Any = load_object(spec)
+    if isinstance(found, Suite):
+        return found
+    tasks = list(found()) if callable(found) else []
+    if not tasks or not all(isinstance(task, Task) for task in tasks):
+        raise SharpenError(
+            f"benchmark {spec!r}: expected a Suite, or a function that returns Tasks"
+        )
+    return tasks_suite(spec, tasks)
 
 
 def tasks_suite(name: str, tasks: Sequence[Task], metrics: tuple[str, ...] = ()) -> Suite:

@@ -107,7 +107,7 @@ class AgentTrainingEvaluator:
         outward = perturbation.outward if perturbation else lambda _, message: message
         player = find_player(model, self.tokenizer, self.options.api_key_env, tasks, outward)
         config = self._config(player, suites)
-        earlier = EarlierEvaluation(compare, config) if compare else None
+        earlier = _EarlierEvaluation(compare, config) if compare else None
         self._choose_folder(player, suites[0], config)
         self.items = self._collect(player, suites, config, perturbation)
         figures = summarize(self.items[0])
@@ -229,7 +229,7 @@ def _environment_errors(rows: Sequence[Json]) -> dict[str, int]:
     return dict(Counter(row["error"] for row in rows if row["stop"] == broken))
 
 
-class EarlierEvaluation:
+class _EarlierEvaluation:
     """Another evaluation of the same items, to compare with."""
 
     def __init__(self, folder: str | Path, config: EvaluationConfig):

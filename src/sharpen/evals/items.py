@@ -45,7 +45,7 @@ CHUNK = 32  # tasks between two progress reports, for policies that do not say t
 _REQUEST_REFUSED = re.compile(r"HTTP (?:400|413|422)\b")
 _PACKAGES = ("torch", "transformers", "tokenizers", "jsonschema-rs", "math-verify", "llguidance")
 _CODE_SUFFIXES = (".py", ".yaml", ".jsonl", ".jinja")
-Answered = tuple[Task, int, Trajectory, Score]  # task, number of the sample, what was done, score
+_Answered = tuple[Task, int, Trajectory, Score]  # task, number of the sample, what was done, score
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def collect_items(
 
 def _answer(
     policy: Policy, suite: Suite, tasks: Sequence[Task], how: PlaySettings
-) -> Iterator[list[Answered]]:
+) -> Iterator[list[_Answered]]:
     """Plays and scores as many tasks at a time as keep the policy busy."""
     size = CHUNK
     if isinstance(policy, TokenPolicy):
@@ -193,7 +193,7 @@ def _answer(
 
 
 def _store_chunk(
-    store: ItemStore, suite: Suite, tasks: Sequence[Task], chunk: Sequence[Answered]
+    store: ItemStore, suite: Suite, tasks: Sequence[Task], chunk: Sequence[_Answered]
 ) -> None:
     """Keep what was answered; a policy that gave no answer stops the evaluation."""
     rows = []
@@ -203,7 +203,7 @@ def _store_chunk(
         if error:
             errors.append(error)
         else:
-            rows.append(item_row(suite.name, task, number, trajectory, score))
+            rows.append(_item_row(suite.name, task, number, trajectory, score))
     store.add(rows)
     if not errors:
         return
@@ -224,7 +224,7 @@ def _missing_answer(trajectory: Trajectory) -> str:
     return turn_error or episode_error or "no answer"
 
 
-def item_row(suite: str, task: Task, sample: int, trajectory: Trajectory, score: Score) -> Json:
+def _item_row(suite: str, task: Task, sample: int, trajectory: Trajectory, score: Score) -> Json:
     """Returns what is kept of an item: where it belongs, all that was said, every metric."""
     item = Item(task, trajectory, score)
     messages = []

@@ -1,6 +1,10 @@
-"""The registry of merge methods: functions of tiles and parameters that return the function which
-merges one tile. Parameters are read from the signature: of `PerModel` there is one an input, of
-`PerTuned` one an input that is not the base; all others are shared."""
+"""The registry of merge methods.
+
+A method is a function from tiles and parameters to the kernel that merges one tile. Its parameters
+are read from its signature: a `PerModel` parameter has one value per input, a `PerTuned` parameter
+one per input that is not the base, and all others are shared. `methods` and `task_vector_methods`
+register methods here; `plan` and `merger` look them up.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +25,22 @@ PerModel = Annotated[Sequence[T], "model"]
 PerTuned = Annotated[Sequence[T], "tuned"]
 Kernel = Callable[[Tile], Array]
 Base = Literal["required", "optional", "ignored"]
-REQUIRED = inspect.Parameter.empty  # stands for the default of a parameter that has none
+REQUIRED = inspect.Parameter.empty  # the default of a parameter that must be given
 
 
 @dataclass(frozen=True)
 class Parameter:
+    """One parameter of a method, under the name that it has in recipes."""
+
     name: str
     scope: Literal["shared", "model", "tuned"]
-    kind: TypeAdapter[Any]
+    type_adapter: TypeAdapter[Any]
     default: Any
 
     def check(self, value: Any) -> Any:
+        """Returns the value converted to the parameter's type; raises if it does not fit."""
         try:
-            return self.kind.validate_python(value)
+            return self.type_adapter.validate_python(value)
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
             raise SharpenError(f"parameter {self.name}: {reason} (found {value!r})") from None
@@ -41,17 +48,22 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Method:
+    """A registered method, its parameters, and how many models it merges."""
+
     name: str
     function: Callable[..., Kernel]
     parameters: dict[str, Parameter]
     base: Base
-    least: int  # inputs, the base counted
-    most: int | None
+    least: int  # fewest inputs, the base included
+    most: int | None  # most inputs, the base included; None: any number
 
-    def kernel(self, x: Tiles, values: dict[str, Any]) -> Kernel:
-        """What merges one tile, with parameters by their names in configs."""
-        named = {n + "_" if keyword.iskeyword(n) else n: value for n, value in values.items()}
-        return self.function(x, **named)
+    def kernel(self, tiles: Tiles, values: dict[str, Any]) -> Kernel:
+        """Returns the function that merges one tile, for parameters by their names in recipes."""
+        arguments = {}
+        for name, value in values.items():
+            argument = f"{name}_" if keyword.iskeyword(name) else name
+            arguments[argument] = value
+        return self.function(tiles, **arguments)
 
 
 METHODS: dict[str, Method] = {}
@@ -60,25 +72,36 @@ METHODS: dict[str, Method] = {}
 def merge_method(
     base: Base = "required", least: int = 1, most: int | None = None
 ) -> Callable[[F], F]:
-    """Registers a function under its name, its parameters taken from its signature."""
+    """Register a function as a method under its own name.
+
+    `least` and `most` bound the number of inputs, the base included.
+    """
 
     def register(function: F) -> F:
         name = function.__name__
-        METHODS[name] = Method(name, function, parameters_of(function), base, least, most)
+        METHODS[name] = Method(name, function, read_parameters(function), base, least, most)
         return function
 
     return register
 
 
-def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
-    """Every named argument after the tiles; a trailing underscore is not part of a name."""
+def read_parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
+    """Read the parameters of a method from its signature.
+
+    Every named argument after the tiles is one. A trailing underscore is not part of the name: it
+    is there because names such as `lambda` are keywords of Python.
+    """
     hints = get_type_hints(function, include_extras=True)
-    found: dict[str, Parameter] = {}
-    for argument in list(inspect.signature(function).parameters.values())[1:]:
-        if argument.kind is not argument.VAR_KEYWORD:
-            hint, scope, name = hints[argument.name], "shared", argument.name.rstrip("_")
-            if get_origin(hint) is Annotated:
-                sequence, scope = get_args(hint)
-                hint = get_args(sequence)[0]
-            found[name] = Parameter(name, scope, TypeAdapter(hint), argument.default)
-    return found
+    arguments = list(inspect.signature(function).parameters.values())[1:]
+    parameters: dict[str, Parameter] = {}
+    for argument in arguments:
+        if argument.kind is argument.VAR_KEYWORD:
+            continue
+        hint = hints[argument.name]
+        scope = "shared"
+        if get_origin(hint) is Annotated:
+            sequence_type, scope = get_args(hint)
+            hint = get_args(sequence_type)[0]
+        name = argument.name.rstrip("_")
+        parameters[name] = Parameter(name, scope, TypeAdapter(hint), argument.default)
+    return parameters

@@ -1,5 +1,8 @@
-"""Weights, densities and the like of a recipe, searched with optuna for the best objective: the
-caller's function from the folder of a merged model to a number."""
+"""Search a recipe's weights, densities and the like with optuna for the best objective.
+
+The objective is the caller's function from the folder of a merged model to a number. Called by
+`sharpen merge search`.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from sharpen.merge.recipe import MergeConfig
 from sharpen.merge.stream import DEFAULTS, MergeOptions, check_output, merge
 from sharpen.types import Json, SharpenError
 
-Objective = Callable[[Path], float]
-ALWAYS = ("weight", "density", "t")
-RANGES = {  # parameter → lowest and highest value tried
+_Objective = Callable[[Path], float]
+_ALWAYS_SEARCHED = ("weight", "density", "t")  # others only if the recipe sets them
+_RANGES = {  # parameter → lowest and highest value tried
     "weight": (0.0, 1.0),
     "density": (0.1, 1.0),
     "t": (0.0, 1.0),
@@ -34,35 +37,44 @@ RANGES = {  # parameter → lowest and highest value tried
 def search(
     recipe: MergeConfig,
     out: str | Path,
-    objective: Objective,
+    objective: _Objective,
     trials: int = 20,
     options: MergeOptions = DEFAULTS,
     minimize: bool = False,
 ) -> Json:
-    """Merge, score, choose again, from the recipe's values on; the best model stays in `out`."""
+    """Merge and score `trials` times, beginning with the recipe's own values.
+
+    The best model so far stays in `out`.
+    """
     try:
         import optuna
     except ImportError:
-        text = "merge search needs optuna: pip install 'sharpen[merge-search]'"
-        raise SharpenError(text) from None
+        problem = "merge search needs optuna: pip install 'sharpen[merge-search]'"
+        raise SharpenError(problem) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    out, places = Path(out), knobs(recipe)
+    out = Path(out)
+    start_values = _searched_parameters(recipe)
     check_output(out, options.overwrite)
     require(trials >= 1, f"trials {trials}: must be at least 1")
-    require(places, f"{recipe.merge_method}: has no parameter to search")
+    require(start_values, f"{recipe.merge_method}: has no parameter to search")
     sampler = optuna.samplers.TPESampler(seed=options.seed)
     study = optuna.create_study(direction="minimize" if minimize else "maximize", sampler=sampler)
-    study.enqueue_trial({knob: start for knob, start in places.items() if start is not None})
-    rows, folder = list[Json](), out.with_name(f".{out.name}.trial")
+    known_values = {path: start for path, start in start_values.items() if start is not None}
+    study.enqueue_trial(known_values)
+    rows: list[Json] = []
+    folder = out.with_name(f".{out.name}.trial")
     for _ in range(trials):
         trial = study.ask()
-        chosen = {knob: trial.suggest_float(knob, *limits(knob, at)) for knob, at in places.items()}
+        values: dict[str, float] = {}
+        for path, start in start_values.items():
+            low, high = _search_range(path, start)
+            values[path] = trial.suggest_float(path, low, high)
         try:
-            merge(with_values(recipe, chosen), folder, replace(options, overwrite=True))
+            merge(_set_values(recipe, values), folder, replace(options, overwrite=True))
             score = float(objective(folder))
-            require(math.isfinite(score), f"the objective returned {score} for {chosen}")
+            require(math.isfinite(score), f"the objective returned {score} for {values}")
             study.tell(trial, score)
-            rows.append({"score": score, **chosen})
+            rows.append({"score": score, **values})
             if study.best_trial.number == trial.number:
                 shutil.rmtree(out, ignore_errors=True)
                 folder.rename(out)
@@ -71,29 +83,40 @@ def search(
     return {"best": study.best_params, "score": study.best_value, "trials": rows, "out": str(out)}
 
 
-def knobs(recipe: MergeConfig) -> dict[str, float | None]:
-    """Place of a weight, density, t or what else the recipe sets → the number there, if any."""
-    found: dict[str, Any] = {}
+def _searched_parameters(recipe: MergeConfig) -> dict[str, float | None]:
+    """Returns the path in the recipe of each searched parameter, with the number set there.
+
+    The value is None where the recipe sets no single number.
+    """
+    settings: dict[str, Any] = {}
     for name, parameter in METHODS[recipe.merge_method].parameters.items():
-        if name not in RANGES or not (name in ALWAYS or name in recipe.parameters):
+        is_searched = name in _ALWAYS_SEARCHED or name in recipe.parameters
+        if name not in _RANGES or not is_searched:
             continue
         shared = recipe.parameters.get(name)
         if parameter.scope == "shared":
-            found[f"parameters.{name}"] = shared
+            settings[f"parameters.{name}"] = shared
             continue
         for i, entry in enumerate(recipe.models):
             if parameter.scope == "model" or entry.model != recipe.base_model:
-                found[f"models.{i}.parameters.{name}"] = entry.parameters.get(name, shared)
-    return {k: float(v) if isinstance(v, (int, float)) else None for k, v in found.items()}
+                settings[f"models.{i}.parameters.{name}"] = entry.parameters.get(name, shared)
+    start_values: dict[str, float | None] = {}
+    for path, setting in settings.items():
+        start_values[path] = float(setting) if isinstance(setting, (int, float)) else None
+    return start_values
 
 
-def limits(knob: str, start: float | None) -> tuple[float, float]:
-    low, high = RANGES[knob.rsplit(".", 1)[-1]]
-    return (low, high) if start is None else (min(low, start), max(high, start))
+def _search_range(path: str, start: float | None) -> tuple[float, float]:
+    """Returns the range of a parameter, widened so that it holds the recipe's own value."""
+    low, high = _RANGES[path.rsplit(".", 1)[-1]]
+    if start is None:
+        return low, high
+    return min(low, start), max(high, start)
 
 
-def with_values(recipe: MergeConfig, chosen: dict[str, float]) -> MergeConfig:
-    values = OmegaConf.create(recipe.model_dump())
-    for place, value in chosen.items():
-        OmegaConf.update(values, place, value)
-    return parse_config(MergeConfig, OmegaConf.to_container(values), "merge search")
+def _set_values(recipe: MergeConfig, values: dict[str, float]) -> MergeConfig:
+    """Returns the recipe with other values at these paths."""
+    settings = OmegaConf.create(recipe.model_dump())
+    for path, value in values.items():
+        OmegaConf.update(settings, path, value)
+    return parse_config(MergeConfig, OmegaConf.to_container(settings), "merge search")

@@ -1,8 +1,11 @@
-"""What every merge method is written on: numbers, and row tiles of one tensor in several models.
+"""Arrays, dtypes and row tiles: what every merge method computes with.
 
+A `Tile` holds the same rows of one tensor in several models; `Tiles` are all tiles of a tensor.
 Methods compute in float32 (float64 for float64 models) and round to the working dtype where
-mergekit does. On the CPU an array is numpy's, so that a merge need not import torch, on a GPU it is
-torch's. Neither selection by magnitude nor random numbers depend on tiles, processes or device."""
+mergekit does. On the CPU an array is numpy's, so that a merge need not import torch; on a GPU it
+is torch's. Neither the selection by magnitude nor the random numbers depend on the tile size, the
+number of processes or the device.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from sharpen.types import SharpenError
 
 R = TypeVar("R")
 Array = Any  # np.ndarray or torch.Tensor
-DTYPES = {  # dtype → its code in safetensors files, and what numpy holds it in
+DTYPES = {  # dtype → its code in safetensors files, and the numpy dtype that holds its bytes
     "float64": ("F64", "f8"),
     "float32": ("F32", "f4"),
     "float16": ("F16", "f2"),
@@ -34,91 +37,118 @@ DTYPES = {  # dtype → its code in safetensors files, and what numpy holds it i
     "uint8": ("U8", "u1"),
     "bool": ("BOOL", "?"),
 }
-Dtype = Literal["bfloat16", "float16", "float32", "float64"]  # what can be computed in
-WORKING: tuple[str, ...] = get_args(Dtype)
-NARROW = {"bfloat16": (16, 0), "float16": (13, 0x38800000)}  # digits fewer than float32's; least
-EXPONENT, MAGNITUDE = 0x7F800000, 0x7FFFFFFF  # bits of a float32
+Dtype = Literal["bfloat16", "float16", "float32", "float64"]  # the working dtypes
+WORKING_DTYPES: tuple[str, ...] = get_args(Dtype)
+# dtype → how many mantissa bits it has fewer than float32, and its smallest normal number as the
+# bits of a float32 (0: the same as float32's)
+HALF_PRECISION = {"bfloat16": (16, 0), "float16": (13, 0x38800000)}
+_EXPONENT_BITS = 0x7F800000  # of a float32
+_MAGNITUDE_BITS = 0x7FFFFFFF  # of a float32: all but the sign
 CHANCES = 1 << 16  # probabilities are multiples of 1/65536
-Counts = tuple[np.ndarray, np.ndarray]  # numbers that occur, and how often
+_Counts = tuple[np.ndarray, np.ndarray]  # the numbers that occur, and how often each does
 
 
 class NotFinite(SharpenError):
     """A merged value is not a number, or beyond the range of its dtype."""
 
 
-def wide(dtype: str) -> str:
-    """What a dtype is computed in."""
+def compute_dtype(dtype: str) -> str:
+    """Returns the dtype that values of a dtype are computed in."""
     return "float64" if dtype == "float64" else "float32"
 
 
 def decode(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """What a file holds → float32 or float64; integers stay."""
+    """Convert what a file holds to float32 or float64; integers stay as they are."""
     if dtype == "bfloat16":
         values = raw.astype(np.uint32)
         values <<= 16
         return values.view(np.float32)
-    if dtype == "float8_e5m2":
+    if dtype == "float8_e4m3fn":
+        return _decode_float8_e4m3fn(raw)
+    if dtype == "float8_e5m2":  # its bits are the upper half of a float16
         raw = (raw.astype(np.uint16) << 8).view(np.float16)
-    if dtype == "float8_e4m3fn":  # its bits, moved to where float32 has them
-        codes = raw.astype(np.uint32)
-        values = ((codes & 0x80) << 24 | (codes & 0x7F) << 20).view(np.float32) * 2.0**120
-        values[(codes & 0x7F) == 0x7F] = np.nan
-        return values
-    return raw.astype(wide(dtype) if "float" in dtype else raw.dtype, copy=False)
+    if "float" in dtype:
+        return raw.astype(compute_dtype(dtype), copy=False)
+    return raw
+
+
+def _decode_float8_e4m3fn(raw: np.ndarray) -> np.ndarray:
+    """Move sign, exponent and mantissa to where float32 has them, then correct the exponent."""
+    codes = raw.astype(np.uint32)
+    sign = (codes & 0x80) << 24
+    exponent_and_mantissa = (codes & 0x7F) << 20
+    values = (sign | exponent_and_mantissa).view(np.float32) * 2.0**120
+    values[(codes & 0x7F) == 0x7F] = np.nan
+    return values
 
 
 def encode(values: np.ndarray, dtype: str) -> np.ndarray:
-    """The other way; `values` may be changed. What `dtype` cannot hold is an error."""
-    half = dtype == "bfloat16"
-    values = values.astype("f4" if half else DTYPES[dtype][1], copy=False)
-    if "float" in dtype and not np.isfinite(rounded(values, dtype) if half else values).all():
+    """Convert computed values to what a file holds; `values` may be changed.
+
+    Raises `NotFinite` for what `dtype` cannot hold.
+    """
+    if dtype == "bfloat16":
+        values = values.astype("f4", copy=False)
+        round_in_place(values, dtype)
+    else:
+        values = values.astype(DTYPES[dtype][1], copy=False)
+    if "float" in dtype and not np.isfinite(values).all():
         raise NotFinite("a value is not a number, or infinite")
-    if not half:
+    if dtype != "bfloat16":
         return values
-    found = values.view(np.uint32)
-    found >>= 16
-    return found.astype(np.uint16)
+    codes = values.view(np.uint32)
+    codes >>= 16
+    return codes.astype(np.uint16)
 
 
-def module(values: Array) -> Any:
-    """numpy or torch."""
+def array_library(values: Array) -> Any:
+    """Returns the module that the array belongs to, numpy or torch."""
     return np if isinstance(values, np.ndarray) else sys.modules["torch"]
 
 
 def cast(values: Array, dtype: str) -> Array:
-    if module(values) is np:
+    """Returns the values in another dtype, without a copy where they have it already."""
+    if array_library(values) is np:
         return values.astype(dtype, copy=False)
-    return values.to(getattr(module(values), dtype))
+    return values.to(getattr(array_library(values), dtype))
 
 
-def like(values: Array, array: np.ndarray) -> Array:
-    """`array` where `values` are."""
-    return array if module(values) is np else module(values).from_numpy(array).to(values.device)
+def move_like(values: Array, array: np.ndarray) -> Array:
+    """Returns a numpy array as an array of the library and device of `values`."""
+    if array_library(values) is np:
+        return array
+    return array_library(values).from_numpy(array).to(values.device)
 
 
-def on_host(values: Array) -> np.ndarray:
-    return values if module(values) is np else values.cpu().numpy()
+def to_numpy(values: Array) -> np.ndarray:
+    """Returns the values as a numpy array in main memory."""
+    return values if array_library(values) is np else values.cpu().numpy()
 
 
-def bits(values: Array) -> Array:
-    """The integers that floats are made of, as a view."""
-    return values.view(getattr(module(values), f"int{8 * values.itemsize}"))
+def _view_as_integers(values: Array) -> Array:
+    """Returns a view of floats as the integers with the same bits."""
+    return values.view(getattr(array_library(values), f"int{8 * values.itemsize}"))
 
 
 def magnitudes(values: Array) -> Array:
-    """int32 that order like |values|: the bit pattern without its sign."""
-    return bits(cast(values, "float32")) & MAGNITUDE
+    """Returns int32 numbers that order like |values|: the bit patterns without their signs."""
+    return _view_as_integers(cast(values, "float32")) & _MAGNITUDE_BITS
 
 
-def rounded(values: Array, dtype: str) -> Array:
-    """To the nearest number of `dtype`, the even one of two; in place. With a number added that is
-    so large that the sum has just the digits wanted, the others are lost (from 2^112 on all are,
-    and end as an error)."""
-    if dtype in NARROW:
-        digits, least = NARROW[dtype]
-        powers = bits(values) & EXPONENT
-        large = (powers.clip(least) if least else powers).view(values.dtype)
-        large *= 1.5 * 2**digits
+def round_in_place(values: Array, dtype: str) -> Array:
+    """Round each value to the nearest number of `dtype`, the even one of two; return `values`.
+
+    Adding a number so large that the sum has only as many digits as `dtype` drops the others, and
+    subtracting it again leaves the rounded value. (From 2^112 on all digits are lost: such values
+    end as an error.)
+    """
+    if dtype in HALF_PRECISION:
+        dropped_bits, smallest_normal = HALF_PRECISION[dtype]
+        exponents = _view_as_integers(values) & _EXPONENT_BITS
+        if smallest_normal:
+            exponents = exponents.clip(smallest_normal)
+        large = exponents.view(values.dtype)
+        large *= 1.5 * 2**dropped_bits
         values += large
         values -= large
     return values
@@ -126,102 +156,135 @@ def rounded(values: Array, dtype: str) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    tensors: tuple[Array, ...]  # one [rows, columns] of each model; the base first if there is one
+    """The same rows of one tensor in every input model."""
+
+    tensors: tuple[Array, ...]  # one [rows, columns] per model; the base first if there is one
     index: int
     start: int  # position of its first element in the whole tensor
 
 
-Look = Callable[[Tile], Sequence[Array]]
+TileArrays = Callable[[Tile], Sequence[Array]]  # the arrays of a tile that are looked at
 
 
 @dataclass(frozen=True)
 class Tiles:
+    """One tensor of all input models, cut into tiles that are read when they are needed."""
+
     count: int
-    load: Callable[[int], Tile]  # fresh tensors each time, which may be changed
-    elements: int
-    dtype: str  # which results of a step are rounded to
+    load: Callable[[int], Tile]  # fresh arrays on every call, which may be changed
+    elements: int  # of the whole tensor
+    dtype: str  # the working dtype, which the result of each step is rounded to
     name: str = ""
     seed: int = 0
 
-    def each(self, look: Callable[[Tile], R]) -> Iterable[R]:
-        """`look` at every tile; the results in order."""
-        return (look(self.load(index)) for index in range(self.count))
+    def map(self, function: Callable[[Tile], R]) -> Iterable[R]:
+        """Yields the function's result for every tile, in order."""
+        return (function(self.load(index)) for index in range(self.count))
 
     def round(self, values: Array) -> Array:
-        return rounded(values, self.dtype)
+        """Round values to the working dtype in place and return them."""
+        return round_in_place(values, self.dtype)
 
-    def random(self, tile: Tile, model: int, dtype: str = "int16") -> Array:
-        """A random number for every element of a tile, the same wherever tiles begin."""
-        shape, share = tile.tensors[0].shape, 8 // np.dtype(dtype).itemsize
-        wanted, skip = math.prod(shape), tile.start % share
-        source = np.random.PCG64(0)
-        source.state = start_of(self.seed, self.name, model)
-        source.advance(tile.start // share)  # a draw of 64 bits serves several elements
-        draws = source.random_raw(-(-(wanted + skip) // share)).view(dtype)
-        return like(tile.tensors[0], draws[skip : skip + wanted].reshape(shape))
+    def random_integers(self, tile: Tile, model: int, dtype: str = "int16") -> Array:
+        """Returns one random number per element of a tile, the same wherever tiles begin."""
+        shape = tile.tensors[0].shape
+        needed = math.prod(shape)
+        per_draw = 8 // np.dtype(dtype).itemsize  # a draw of 64 bits serves several elements
+        skipped = tile.start % per_draw
+        generator = np.random.PCG64(0)
+        generator.state = _generator_state(self.seed, self.name, model)
+        generator.advance(tile.start // per_draw)
+        draws = -(-(needed + skipped) // per_draw)  # rounded up
+        numbers = generator.random_raw(draws).view(dtype)
+        return move_like(tile.tensors[0], numbers[skipped : skipped + needed].reshape(shape))
 
 
 @lru_cache(maxsize=64)
-def start_of(seed: int, name: str, model: int) -> Any:
-    """Where the random numbers of a tensor and a model begin."""
-    return np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(name.encode()), model])).state
+def _generator_state(seed: int, name: str, model: int) -> Any:
+    """Returns the state in which the random numbers of a tensor and a model begin."""
+    sequence = np.random.SeedSequence([seed, zlib.crc32(name.encode()), model])
+    return np.random.PCG64(sequence).state
 
 
 @dataclass(frozen=True, slots=True)
-class Top:
-    """The k largest magnitudes of a tensor; of those that equal the smallest, the first."""
+class TopK:
+    """The k largest magnitudes of a tensor; of those equal to the smallest, the first ones."""
 
-    limit: int
-    kept: Sequence[int]  # of a tile's elements at exactly the limit, how many are kept
-    equal: Sequence[int]
+    limit: int  # the smallest magnitude among the k
+    kept_at_limit: Sequence[int]  # per tile: how many elements equal to the limit are kept
+    at_limit: Sequence[int]  # per tile: how many elements are equal to the limit
 
-    def mask(self, index: int, found: Array) -> Array:
-        kept, equal = self.kept[index], self.equal[index]
-        if kept == equal:
-            return found >= self.limit
-        mask = found > self.limit
-        places = np.flatnonzero(on_host(found) == self.limit)[:kept]
-        mask.reshape(-1)[like(mask, places)] = True
+    def mask(self, index: int, sizes: Array) -> Array:
+        """Returns which elements of tile `index` belong to the k largest."""
+        kept = self.kept_at_limit[index]
+        if kept == self.at_limit[index]:
+            return sizes >= self.limit
+        mask = sizes > self.limit
+        places = np.flatnonzero(to_numpy(sizes) == self.limit)[:kept]
+        mask.reshape(-1)[move_like(mask, places)] = True
         return mask
 
 
-def select(x: Tiles, look: Look, wanted: Sequence[tuple[int, int]]) -> list[Top]:
-    """For each (i, k) the k largest of the i-th array of magnitudes that `look` gives."""
-    if not wanted:
+def find_top_k(
+    tiles: Tiles, sizes_of: TileArrays, requests: Sequence[tuple[int, int]]
+) -> list[TopK]:
+    """Find for each (i, k) the k largest of the i-th array of magnitudes from `sizes_of`."""
+    if not requests:
         return []
-    tables = list(x.each(lambda tile: [counted(found >> 16) for found in look(tile)]))
-    return [top_of(x, look, i, [table[i] for table in tables], k) for i, k in wanted]
+
+    def count_leading_bits(tile: Tile) -> list[_Counts]:
+        return [_count_values(sizes >> 16) for sizes in sizes_of(tile)]
+
+    counts_of_tiles = list(tiles.map(count_leading_bits))
+    tops = []
+    for i, k in requests:
+        leading_counts = [counts[i] for counts in counts_of_tiles]
+        tops.append(_find_top(tiles, sizes_of, i, leading_counts, k))
+    return tops
 
 
-def counted(numbers: Array) -> Counts:
-    found = on_host(module(numbers).bincount(numbers.reshape(-1)))
-    places = np.flatnonzero(found)
-    return places, found[places]
+def _count_values(numbers: Array) -> _Counts:
+    """Returns the distinct numbers and how often each occurs."""
+    counts = to_numpy(array_library(numbers).bincount(numbers.reshape(-1)))
+    distinct = np.flatnonzero(counts)
+    return distinct, counts[distinct]
 
 
-def top_of(x: Tiles, look: Look, i: int, table: Sequence[Counts], k: int) -> Top:
-    """From counts of leading bits in each tile and, where values have more bits, another look."""
+def _find_top(
+    tiles: Tiles, sizes_of: TileArrays, i: int, leading_counts: Sequence[_Counts], k: int
+) -> TopK:
+    """Find the limit of the k largest from the counts of leading 16 bits in each tile.
+
+    Magnitudes have 32 bits. For bfloat16 the leading 16 decide; for other dtypes a second pass
+    counts the trailing 16 bits of the elements whose leading bits are those of the limit.
+    """
     if k <= 0:
-        return Top(MAGNITUDE, [0] * x.count, [0] * x.count)
-    last, rest = kth(table, k)
-    limit = last << 16
-    if x.dtype != "bfloat16":
+        return TopK(_MAGNITUDE_BITS, [0] * tiles.count, [0] * tiles.count)
+    counts_of_tiles = leading_counts
+    last_bits, kept = _find_kth_largest(counts_of_tiles, k)
+    limit = last_bits << 16
+    if tiles.dtype != "bfloat16":
+        leading = last_bits
 
-        def trailing(tile: Tile) -> Counts:
-            found = look(tile)[i]
-            return counted(found[(found >> 16) == limit >> 16] & 0xFFFF)
+        def count_trailing_bits(tile: Tile) -> _Counts:
+            sizes = sizes_of(tile)[i]
+            return _count_values(sizes[(sizes >> 16) == leading] & 0xFFFF)
 
-        table = list(x.each(trailing))
-        last, rest = kth(table, rest)
-        limit |= last
-    equal = [int(counts[numbers == last].sum()) for numbers, counts in table]
-    ends = np.minimum(np.cumsum(equal), rest)  # the first tiles take what is left at the limit
-    return Top(limit, np.diff(ends, prepend=0).tolist(), equal)
+        counts_of_tiles = list(tiles.map(count_trailing_bits))
+        last_bits, kept = _find_kth_largest(counts_of_tiles, kept)
+        limit |= last_bits
+    at_limit = [int(counts[numbers == last_bits].sum()) for numbers, counts in counts_of_tiles]
+    # the first tiles keep their elements at the limit, until `kept` are used up
+    kept_so_far = np.minimum(np.cumsum(at_limit), kept)
+    return TopK(limit, np.diff(kept_so_far, prepend=0).tolist(), at_limit)
 
 
-def kth(table: Sequence[Counts], k: int) -> tuple[int, int]:
-    """The k-th largest number, and how many of its like are among the k largest."""
-    numbers, counts = (np.concatenate(column) for column in zip(*table, strict=True))
-    above = np.bincount(numbers, weights=counts)[::-1].cumsum()
-    place = int(np.searchsorted(above, k))
-    return len(above) - 1 - place, k - int(above[place - 1] if place else 0)
+def _find_kth_largest(counts_of_tiles: Sequence[_Counts], k: int) -> tuple[int, int]:
+    """Returns the k-th largest number, and how many equal to it are among the k largest."""
+    numbers = np.concatenate([numbers for numbers, _ in counts_of_tiles])
+    counts = np.concatenate([counts for _, counts in counts_of_tiles])
+    # from the largest number down: how many values are at least as large
+    at_least = np.bincount(numbers, weights=counts)[::-1].cumsum()
+    place = int(np.searchsorted(at_least, k))
+    larger = int(at_least[place - 1]) if place else 0
+    return len(at_least) - 1 - place, k - larger

@@ -1,6 +1,10 @@
-"""Task vectors: what fine-tuning changed, as arithmetic on state dicts and as files, which hold a
-tensor's differences densely, or as positions and values where that is smaller. Differences are
-float32, so that base + vector is the tuned model again, bit for bit."""
+"""Task vectors (what fine-tuning changed) as arithmetic on state dicts and as files.
+
+A file holds a tensor's differences densely, or as positions and values where that is smaller.
+Differences are float32, so that base + vector is the tuned model again, bit for bit. Users call
+`TaskVectorArithmetic`, `sharpen merge vector` calls `write_task_vector`, and `adapters` lays a
+vector over a model.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sharpen.merge import require
-from sharpen.merge.checkpoint import Model, ShardWriter, Spec, open_files
-from sharpen.merge.tiles import cast, rounded
+from sharpen.merge.checkpoint import Model, ShardWriter, TensorSpec, open_files
+from sharpen.merge.tiles import cast, round_in_place
 from sharpen.records import sync_file
 from sharpen.types import Json
 
@@ -29,8 +33,12 @@ StateDict = Mapping[str, "Tensor"]
 StateDicts = Sequence[StateDict]
 Shares = Sequence[float] | None
 Weights = OrderedDict[str, "Tensor"]
-SHAPE, POSITIONS, VALUES = PARTS = (".shape", ".positions", ".values")  # of a sparse tensor
-PIECE = 1 << 20  # elements that are compared at a time
+# a sparse tensor is stored as three tensors, with these endings to its name
+_SHAPE = ".shape"
+_POSITIONS = ".positions"
+_VALUES = ".values"
+_SPARSE_PARTS = (_SHAPE, _POSITIONS, _VALUES)
+_PIECE_ELEMENTS = 1 << 20  # elements compared at a time
 
 
 class TaskVectorArithmetic:
@@ -38,136 +46,181 @@ class TaskVectorArithmetic:
 
     @staticmethod
     def compute_task_vector(base_state_dict: StateDict, finetuned_state_dict: StateDict) -> Weights:
-        return combined([finetuned_state_dict, base_state_dict], [1.0, -1.0])
+        """Returns the tuned model minus its base."""
+        return _weighted_sum([finetuned_state_dict, base_state_dict], [1.0, -1.0])
 
     @staticmethod
     def apply_task_vector(
         base_state_dict: StateDict, task_vector: StateDict, scaling: float = 1.0
     ) -> Weights:
-        changed = combined([base_state_dict, task_vector], [1.0, scaling])
-        return OrderedDict((n, t.to(base_state_dict[n].dtype)) for n, t in changed.items())
+        """Returns the base plus the scaled vector, in the base's dtypes."""
+        changed = _weighted_sum([base_state_dict, task_vector], [1.0, scaling])
+        result: Weights = OrderedDict()
+        for name, tensor in changed.items():
+            result[name] = tensor.to(base_state_dict[name].dtype)
+        return result
 
     @staticmethod
     def add_task_vectors(task_vectors: StateDicts, weights: Shares = None) -> Weights:
+        """Returns the weighted sum of several vectors; without weights, the plain sum."""
         count = len(task_vectors)
         require(count, "add_task_vectors: no task vector given")
         shares = [1.0] * count if weights is None else list(weights)
-        require(len(shares) == count, f"{len(shares)} weights for {count} task vectors")
-        return combined(task_vectors, shares)
+        problem = f"add_task_vectors: {len(shares)} weights for {count} task vectors"
+        require(len(shares) == count, problem)
+        return _weighted_sum(task_vectors, shares)
 
     @staticmethod
     def negate_task_vector(task_vector: StateDict, scaling: float = 1.0) -> Weights:
-        return combined([task_vector], [-scaling])
+        """Returns the vector times -scaling: applying it takes an ability away."""
+        return _weighted_sum([task_vector], [-scaling])
 
 
-def combined(dicts: StateDicts, weights: Sequence[float]) -> Weights:
-    """Their weighted sum, in float32 at least."""
+def _weighted_sum(dicts: StateDicts, weights: Sequence[float]) -> Weights:
+    """Returns the weighted sum of state dicts, in float32 at least."""
     for other in dicts[1:]:
-        same_names(dicts[0], other)
-    pairs = list(zip(dicts, weights, strict=True))
-    sums: Any = ((n, sum(share * widened(d[n]) for d, share in pairs)) for n in dicts[0])
-    return OrderedDict(sums)
+        require_same_tensors(dicts[0], other)
+    sums: Weights = OrderedDict()
+    for name in dicts[0]:
+        total: Any = 0
+        for state_dict, share in zip(dicts, weights, strict=True):
+            total = total + share * to_compute_dtype(state_dict[name])
+        sums[name] = total
+    return sums
 
 
-def widened(tensor: Any) -> Any:
+def to_compute_dtype(tensor: Any) -> Any:
+    """Returns a tensor in float64 if its elements have 8 bytes, otherwise in float32."""
     return cast(tensor, "float64" if tensor.itemsize == 8 else "float32")
 
 
-def same_names(first: Mapping[str, Any], second: Mapping[str, Any], who: str = "models") -> None:
-    """Both hold the same tensors in the same shapes."""
-    odd = sorted(first.keys() ^ second.keys())
-    require(not odd, f"{who} differ in {len(odd)} tensors: {', '.join(odd[:3])}")
+def require_same_tensors(
+    first: Mapping[str, Any], second: Mapping[str, Any], models: str = "models"
+) -> None:
+    """Raise unless both hold the same tensors in the same shapes; `models` names them."""
+    only_in_one = sorted(first.keys() ^ second.keys())
+    examples = ", ".join(only_in_one[:3])
+    require(not only_in_one, f"{models} differ in {len(only_in_one)} tensors: {examples}")
     for name, tensor in first.items():
-        one, other = list(tensor.shape), list(second[name].shape)
-        require(one == other, f"{who}: {name}: shapes differ: {one}, {other}")
+        shape = list(tensor.shape)
+        other_shape = list(second[name].shape)
+        require(shape == other_shape, f"{models}: {name}: shapes differ: {shape}, {other_shape}")
 
 
 def write_task_vector(base: Model, tuned: Model, out: str | Path) -> Json:
-    """The difference of two models → a file, read and written in pieces."""
-    out, specs, changed = Path(out), {}, 0
+    """Write the difference of two models to a file, piece by piece; return what was written."""
+    out = Path(out)
     require(out.suffix == ".safetensors", f"{out}: a task vector's file ends in .safetensors")
-    same_names(base.tensors, tuned.tensors, f"{base.where} and {tuned.where}")
+    require_same_tensors(base.tensors, tuned.tensors, f"{base.where} and {tuned.where}")
+    specs: dict[str, TensorSpec] = {}
+    changed = 0
     for name, spec in base.tensors.items():
-        count = sum(int(np.count_nonzero(piece)) for _, piece in pieces(base, tuned, name))
-        changed += count > 0
-        specs[name] = Spec("float32", spec.shape)
-        if 12 * count + 8 * len(spec.shape) < specs[name].nbytes:
-            del specs[name]
-            kinds = [("int64", len(spec.shape)), ("int64", count), ("float32", count)]
-            for part, (dtype, size) in zip(PARTS, kinds, strict=True):
-                specs[name + part] = Spec(dtype, (size,))
+        pieces = _differences(base, tuned, name)
+        count = sum(int(np.count_nonzero(piece)) for _, piece in pieces)
+        if count > 0:
+            changed += 1
+        specs |= _specs_of_difference(name, spec, count)
     size = sum(spec.nbytes for spec in specs.values())
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
+        # shards of more than the whole size: always one file
         with closing(ShardWriter(Path(folder), specs, size + 1)) as writer:
             for name in base.tensors:
-                write_difference(writer, base, tuned, name)
+                _write_difference(writer, base, tuned, name)
         file = Path(folder) / "model.safetensors"
         sync_file(file)
         os.replace(file, out)
-    sparse = sum(name.endswith(POSITIONS) for name in specs)
+    sparse = sum(name.endswith(_POSITIONS) for name in specs)
     return {"tensors": len(base.tensors), "changed": changed, "sparse": sparse, "bytes": size}
 
 
-def write_difference(writer: ShardWriter, base: Model, tuned: Model, name: str) -> None:
-    sparse, done = name not in writer.places, 0
-    if sparse:
-        writer.write(name + SHAPE, 0, np.array(base.tensors[name].shape))
-    for start, piece in pieces(base, tuned, name):
-        if not sparse:
+def _specs_of_difference(name: str, spec: TensorSpec, count: int) -> dict[str, TensorSpec]:
+    """Returns the tensors that store a difference with `count` values other than 0."""
+    dense = TensorSpec("float32", spec.shape)
+    dimensions = len(spec.shape)
+    sparse_bytes = 12 * count + 8 * dimensions
+    if sparse_bytes >= dense.nbytes:
+        return {name: dense}
+    return {
+        name + _SHAPE: TensorSpec("int64", (dimensions,)),
+        name + _POSITIONS: TensorSpec("int64", (count,)),
+        name + _VALUES: TensorSpec("float32", (count,)),
+    }
+
+
+def _write_difference(writer: ShardWriter, base: Model, tuned: Model, name: str) -> None:
+    """Write one tensor's difference, in the form that the writer's layout has for it."""
+    if name in writer.places:
+        for start, piece in _differences(base, tuned, name):
             writer.write(name, start, piece)
-            continue
-        places = np.flatnonzero(piece)
-        writer.write(name + POSITIONS, done, places + start)
-        writer.write(name + VALUES, done, piece.reshape(-1)[places])
-        done += len(places)
+        return
+    writer.write(name + _SHAPE, 0, np.array(base.tensors[name].shape))
+    written = 0
+    for start, piece in _differences(base, tuned, name):
+        positions = np.flatnonzero(piece)
+        writer.write(name + _POSITIONS, written, positions + start)
+        writer.write(name + _VALUES, written, piece.reshape(-1)[positions])
+        written += len(positions)
 
 
-def pieces(base: Model, tuned: Model, name: str) -> Iterator[tuple[int, np.ndarray]]:
-    """First element and difference of each run of rows."""
+def _differences(base: Model, tuned: Model, name: str) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields the number of the first element and the difference for each run of rows."""
     spec = base.tensors[name]
-    for start, stop in spec.row_ranges(PIECE):
-        found = [cast(model.read(name, start, stop), "float32") for model in (tuned, base)]
-        yield start * spec.columns, found[0] - found[1]
+    for start, stop in spec.row_ranges(_PIECE_ELEMENTS):
+        tuned_rows = cast(tuned.read(name, start, stop), "float32")
+        base_rows = cast(base.read(name, start, stop), "float32")
+        yield start * spec.columns, tuned_rows - base_rows
 
 
-def open_vector(file: Path) -> Model:
-    """A file's differences, read by rows as if they were all dense."""
+def _open_vector(file: Path) -> Model:
+    """Open a file of differences, read by rows as if all tensors were dense."""
     require(file.exists(), f"{file}: no such task vector")
     stored = open_files(file, [file], {})
-    tensors = {name: spec for name, spec in stored.tensors.items() if not name.endswith(PARTS)}
-    for name in [n.removesuffix(SHAPE) for n in stored.tensors if n.endswith(SHAPE)]:
-        tensors[name] = Spec("float32", tuple(stored.whole(name + SHAPE).tolist()))
-    sparse = lru_cache(8)(lambda n: (stored.whole(n + POSITIONS), stored.whole(n + VALUES)))
+    tensors: dict[str, TensorSpec] = {}
+    for name, spec in stored.tensors.items():
+        if not name.endswith(_SPARSE_PARTS):
+            tensors[name] = spec
+    for part in stored.tensors:
+        if part.endswith(_SHAPE):
+            shape = tuple(stored.whole(part).tolist())
+            tensors[part.removesuffix(_SHAPE)] = TensorSpec("float32", shape)
+
+    @lru_cache(8)
+    def positions_and_values(name: str) -> tuple[np.ndarray, np.ndarray]:
+        return stored.whole(name + _POSITIONS), stored.whole(name + _VALUES)
 
     def read(name: str, start: int, stop: int) -> np.ndarray:
         if name in stored.tensors:
             return stored.read(name, start, stop)
-        (places, values), columns = sparse(name), tensors[name].columns
-        found = np.zeros((stop - start, columns), dtype=np.float32)
-        low, high = np.searchsorted(places, [start * columns, stop * columns])
-        found.reshape(-1)[places[low:high] - start * columns] = values[low:high]
-        return found
+        columns = tensors[name].columns
+        positions, values = positions_and_values(name)
+        rows = np.zeros((stop - start, columns), dtype=np.float32)
+        low, high = np.searchsorted(positions, [start * columns, stop * columns])
+        rows.reshape(-1)[positions[low:high] - start * columns] = values[low:high]
+        return rows
 
     return replace(stored, tensors=tensors, read=read)
 
 
-def shifted(model: Model, file: Path) -> Model:
-    """A model with a task vector added to what is read."""
-    vector = open_vector(file)
-    same_names(model.tensors, vector.tensors, f"{model.where} and {file}")
+def apply_vector_file(model: Model, file: Path) -> Model:
+    """Returns the model with a task vector added to what is read."""
+    vector = _open_vector(file)
+    require_same_tensors(model.tensors, vector.tensors, f"{model.where} and {file}")
 
     def read(name: str, start: int, stop: int) -> np.ndarray:
         rows = model.read(name, start, stop)
         changed = cast(rows + vector.read(name, start, stop), rows.dtype.name)
-        return rounded(changed, model.tensors[name].dtype)
+        return round_in_place(changed, model.tensors[name].dtype)
 
     return replace(model, where=f"{model.where}+{file}", read=read)
 
 
 def load_task_vector(file: str | Path) -> Weights:
-    """A file's differences as a dense state dict."""
+    """Read a file of differences as a dense state dict."""
     import torch
 
-    vector = open_vector(Path(file))
-    return OrderedDict((name, torch.from_numpy(vector.whole(name))) for name in vector.tensors)
+    vector = _open_vector(Path(file))
+    state_dict: Weights = OrderedDict()
+    for name in vector.tensors:
+        state_dict[name] = torch.from_numpy(vector.whole(name))
+    return state_dict

@@ -1,13 +1,12 @@
-"""Models: find or pull one, load it, attach LoRA, estimate what it costs."""
+"""Models: find or download one, load it, attach LoRA, estimate what it costs."""
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
 
 
-def quiet_transformers() -> Any:
-    """transformers without its progress bars for steps that take a second; ours show what takes
-    long."""
+def quiet_transformers() -> ModuleType:
+    """Import transformers without its progress bars for steps that take a second."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()

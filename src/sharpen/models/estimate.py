@@ -1,8 +1,8 @@
-"""What a training run will need, before a GPU is rented: parameters, memory by part, tokens, a
-guess at the time.
+"""Estimates what a training run will need: parameters, memory by part, tokens, and hours.
 
 The formulas are those of a dense decoder trained in bf16 with AdamW. Activations are the least
-certain part; the guess of time assumes a share of the card's peak that is stated beside it.
+certain part; the hours assume a share of the card's peak that is stated next to them. Called by
+`sharpen estimate` and by the trainers' checks of disk space and speed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ from pydantic import Field
 from sharpen.config import Config, read_yaml
 from sharpen.models.load import LINEAR_LAYERS
 from sharpen.records import read_json
-from sharpen.types import SharpenError
+from sharpen.types import Json, SharpenError
 
-GIB = 1 << 30
-BYTES = {"float32": 4.0, "bfloat16": 2.0, "8bit": 1.06, "4bit": 0.56}  # with quantisation constants
+_GIB = 1 << 30
+# bytes per weight, with the constants of quantisation
+_BYTES_PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "8bit": 1.06, "4bit": 0.56}
+_LOGITS_CHUNK_TOKENS = 8192  # cross-entropy is computed in chunks of so many tokens
+_USABLE_MEMORY = 0.95  # share of a card's memory that a run may fill
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
+    """A GPU, or a CPU with its main memory."""
+
     memory_gib: float
     peak: float  # dense bf16 FLOP/s; for a CPU what two cores were measured to sustain
     share: float  # of the peak that training reaches
@@ -41,6 +46,8 @@ CARDS = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
+    """The sizes of a dense decoder that decide its cost."""
+
     vocab: int
     hidden: int
     layers: int
@@ -49,40 +56,62 @@ class Shape:
     intermediate: int
     tied: bool = False
     qkv_bias: bool = False
-    head_dim: int = 0
+    head_dim: int = 0  # 0: hidden / heads
 
     @property
     def head(self) -> int:
+        """Width of one head."""
         return self.head_dim or self.hidden // self.heads
 
+    @property
+    def query_width(self) -> int:
+        """Width of all query heads together."""
+        return self.heads * self.head
+
+    @property
+    def kv_width(self) -> int:
+        """Width of all key heads together, and of all value heads."""
+        return self.kv_heads * self.head
+
     def linears(self) -> dict[str, tuple[int, int]]:
-        """A layer's linear maps: name → (in, out)."""
-        wide, narrow = self.heads * self.head, self.kv_heads * self.head
+        """Returns the linear maps of a layer: name → (in, out)."""
         return {
-            "q_proj": (self.hidden, wide),
-            "k_proj": (self.hidden, narrow),
-            "v_proj": (self.hidden, narrow),
-            "o_proj": (wide, self.hidden),
+            "q_proj": (self.hidden, self.query_width),
+            "k_proj": (self.hidden, self.kv_width),
+            "v_proj": (self.hidden, self.kv_width),
+            "o_proj": (self.query_width, self.hidden),
             "gate_proj": (self.hidden, self.intermediate),
             "up_proj": (self.hidden, self.intermediate),
             "down_proj": (self.intermediate, self.hidden),
         }
 
     def parameters(self) -> int:
-        layer = sum(a * b for a, b in self.linears().values()) + 2 * self.hidden
+        """Returns the number of weights of the model."""
+        matrices = sum(inputs * outputs for inputs, outputs in self.linears().values())
+        norms = 2 * self.hidden
+        layer = matrices + norms
         if self.qkv_bias:
-            layer += (self.heads + 2 * self.kv_heads) * self.head
+            layer += self.query_width + 2 * self.kv_width
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
-        return self.layers * layer + embeddings + self.hidden
+        last_norm = self.hidden
+        return self.layers * layer + embeddings + last_norm
 
     def lora_parameters(self, rank: int, targets: tuple[str, ...]) -> int:
+        """Returns the number of weights of a LoRA adapter on these linear maps."""
         linears = self.linears()
-        return self.layers * sum(rank * sum(linears[t]) for t in targets if t in linears)
+        layer = 0
+        for target in targets:
+            if target in linears:
+                inputs, outputs = linears[target]
+                layer += rank * (inputs + outputs)
+        return self.layers * layer
 
 
 class Preset(Config):
-    """The settings of a training run that decide its cost. Field names are those of the training
-    configs, which take all but those in `ESTIMATE_ONLY`."""
+    """The settings of a training run that decide its cost.
+
+    Field names are those of the training configs, which take all but those in `ESTIMATE_ONLY`.
+    """
 
     method: Literal["sft", "dpo", "ppo", "grpo"] = "sft"
     base_model: str = "Qwen/Qwen2.5-7B-Instruct"
@@ -106,8 +135,8 @@ class Preset(Config):
     card: str = "A100-80G"
     cards: int = Field(1, ge=1)
     dialogs: int = Field(4000, ge=1)
-    mean_tokens: int = Field(900, ge=1)
-    rollouts: int = Field(4, ge=1)  # answers sampled a prompt, in PPO and GRPO
+    mean_tokens: int = Field(900, ge=1)  # per dialog
+    rollouts: int = Field(4, ge=1)  # answers sampled per prompt, in PPO and GRPO
 
 
 ESTIMATE_ONLY = ("method", "card", "cards", "dialogs", "mean_tokens", "rollouts")
@@ -115,63 +144,86 @@ ESTIMATE_ONLY = ("method", "card", "cards", "dialogs", "mean_tokens", "rollouts"
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
+    """What a run is estimated to need. `sharpen estimate --json` prints these fields."""
+
     parameters: int
     trainable: int
-    memory_gib: dict[str, float]
+    memory_gib: dict[str, float]  # per card, by part
     tokens: int
     hours: float
     note: str
 
     @property
     def total_gib(self) -> float:
+        """Memory per card, all parts together."""
         return sum(self.memory_gib.values())
 
 
 def estimate(preset: Preset) -> Estimate:
+    """Estimate a training run."""
     shape = find_shape(preset.base_model)
     card = CARDS.get(preset.card)
     if card is None:
         raise SharpenError(f"card {preset.card!r}: known cards are {', '.join(CARDS)}")
-    whole, rank = shape.parameters(), preset.lora_r
-    trainable = shape.lora_parameters(rank, preset.lora_target_modules) if rank else whole
-    memory = {part: count / GIB for part, count in card_bytes(preset, shape, trainable).items()}
+    parameters = shape.parameters()
+    trainable = parameters
+    if preset.lora_r:
+        trainable = shape.lora_parameters(preset.lora_r, preset.lora_target_modules)
+    bytes_by_part = _bytes_per_card(preset, shape, trainable)
+    memory = {part: count / _GIB for part, count in bytes_by_part.items()}
     tokens = preset.num_epochs * preset.dialogs * preset.mean_tokens
-    hours = total_flops(preset, whole, tokens) / (card.peak * card.share * preset.cards) / 3600
-    fits = "fits" if sum(memory.values()) <= card.memory_gib * 0.95 else "does NOT fit"
-    note = f"{fits} {preset.cards} × {preset.card} ({card.memory_gib:g} GiB each)"
+    flops = _total_flops(preset, parameters, tokens)
+    hours = flops / (card.peak * card.share * preset.cards) / 3600
+    fits = sum(memory.values()) <= card.memory_gib * _USABLE_MEMORY
+    verdict = "fits" if fits else "does NOT fit"
+    note = f"{verdict} {preset.cards} × {preset.card} ({card.memory_gib:g} GiB each)"
     note += f"; time at {card.share:.0%} of its peak"
-    return Estimate(whole, trainable, memory, tokens, hours, note)
+    return Estimate(parameters, trainable, memory, tokens, hours, note)
 
 
-def card_bytes(preset: Preset, shape: Shape, trainable: int) -> dict[str, float]:
-    """Bytes by part on each card: weights and optimiser are sharded, each has a micro-batch."""
-    held = "4bit" if preset.load_in_4bit else "8bit" if preset.load_in_8bit else "bfloat16"
-    if preset.card == "cpu":
-        held = "float32"
-    weights = shape.parameters() * BYTES[held]
+def _bytes_per_card(preset: Preset, shape: Shape, trainable: int) -> dict[str, float]:
+    """Returns the bytes of each part on each card.
+
+    Weights and optimiser are sharded over the cards; each card has a micro-batch of its own.
+    """
+    weights = shape.parameters() * _BYTES_PER_WEIGHT[_weight_format(preset)]
     step_tokens = preset.token_budget or preset.batch_size * preset.max_length
-    step_tokens *= 2 if preset.method == "dpo" else 1
+    if preset.method == "dpo":  # chosen and rejected
+        step_tokens *= 2
+    has_adapter = preset.lora_r > 0
     sharded = {
         "weights": weights,
         "critic": weights if preset.method == "ppo" else 0.0,
-        "adapter": trainable * 2.0 if preset.lora_r else 0.0,
-        "gradients": trainable * (2.0 if preset.lora_r else 4.0),
+        "adapter": trainable * 2.0 if has_adapter else 0.0,
+        "gradients": trainable * (2.0 if has_adapter else 4.0),
         "optimiser": trainable * 8.0,
     }
-    own = {
-        "activations": activation_bytes(preset, shape, step_tokens),
-        "logits": min(step_tokens, 8192) * shape.vocab * 6.0,  # cross-entropy in chunks of 8,192
-    }
+    memory = {part: count / preset.cards for part, count in sharded.items() if count}
+    memory["activations"] = _activation_bytes(preset, shape, step_tokens)
+    memory["logits"] = min(step_tokens, _LOGITS_CHUNK_TOKENS) * shape.vocab * 6.0
     if preset.method in ("ppo", "grpo"):
-        a_token = 2 * shape.layers * shape.kv_heads * shape.head * 2.0
-        own["rollout cache"] = a_token * step_tokens * preset.rollouts
-    return {part: count / preset.cards for part, count in sharded.items() if count} | own
+        cache_per_token = 2 * shape.layers * shape.kv_heads * shape.head * 2.0
+        memory["rollout cache"] = cache_per_token * step_tokens * preset.rollouts
+    return memory
 
 
-def activation_bytes(preset: Preset, shape: Shape, tokens: int) -> float:
-    """bf16 values kept for the backward pass; checkpointed, a row a layer and one whole layer."""
-    wide, narrow = shape.heads * shape.head, shape.kv_heads * shape.head
-    values = 4 * shape.hidden + 2 * wide + 2 * narrow + 4 * shape.intermediate
+def _weight_format(preset: Preset) -> str:
+    """Returns how the weights are held in memory."""
+    if preset.card == "cpu":
+        return "float32"
+    if preset.load_in_4bit:
+        return "4bit"
+    if preset.load_in_8bit:
+        return "8bit"
+    return "bfloat16"
+
+
+def _activation_bytes(preset: Preset, shape: Shape, tokens: int) -> float:
+    """Returns the bytes of the bf16 values kept for the backward pass.
+
+    With gradient checkpointing these are one row per layer, and the values of one whole layer.
+    """
+    values = 4 * shape.hidden + 2 * shape.query_width + 2 * shape.kv_width + 4 * shape.intermediate
     if preset.lora_r:
         values += preset.lora_r * len(preset.lora_target_modules)
     if preset.gradient_checkpointing:
@@ -179,20 +231,26 @@ def activation_bytes(preset: Preset, shape: Shape, tokens: int) -> float:
     return 2.0 * tokens * values * shape.layers
 
 
-def total_flops(preset: Preset, parameters: int, tokens: int) -> float:
-    """Forward 2, backward 4 (2 if frozen) a parameter and token, and what the method adds."""
+def _total_flops(preset: Preset, parameters: int, tokens: int) -> float:
+    """Returns the FLOPs of a run.
+
+    Per parameter and token these are 2 forward and 4 backward (2 if the weights are frozen), and
+    what the method adds.
+    """
     train = (4.0 if preset.lora_r else 6.0) * parameters * tokens
     forward = 2.0 * parameters * tokens
-    if preset.method == "dpo":  # chosen and rejected, and the reference over both
+    if preset.method == "dpo":  # chosen and rejected, and the reference model over both
         return 2 * (train + forward)
-    if preset.method in ("ppo", "grpo"):  # sampling a tenth as fast as training, reference, critic
+    if preset.method in ("ppo", "grpo"):
+        reference = forward
+        sampling = 10 * forward  # a tenth as fast as training
         critic = train + forward if preset.method == "ppo" else 0.0
-        return preset.rollouts * (train + forward + 10 * forward + critic)
+        return preset.rollouts * (train + reference + sampling + critic)
     return train
 
 
 def find_shape(model: str) -> Shape:
-    """A model's shape from its folder's config.json, or from the table of known ones."""
+    """Returns a model's shape from its folder's config.json, or from the table of known ones."""
     config = Path(model) / "config.json"
     if config.is_file():
         return shape_of(read_json(config), model)
@@ -203,7 +261,8 @@ def find_shape(model: str) -> Shape:
     return Shape(**known[model])
 
 
-def shape_of(config: dict, where: str) -> Shape:
+def shape_of(config: Json, where: str) -> Shape:
+    """Returns the shape that a config.json describes; `where` names the model in errors."""
     try:
         return Shape(
             vocab=config["vocab_size"],
@@ -222,20 +281,34 @@ def shape_of(config: dict, where: str) -> Shape:
 
 
 def inference(model: str, rows: int, tokens: int, batch_size: int, card: str = "cpu") -> Estimate:
-    """Answering `rows` prompts with `tokens` in all: weights, one batch's cache, and the time."""
-    shape, machine = find_shape(model), CARDS[card]
-    width = 4.0 if card == "cpu" else 2.0
-    a_token = 2 * shape.layers * shape.kv_heads * shape.head * width
-    cache = a_token * tokens / max(rows, 1) * batch_size
-    memory = {"weights": shape.parameters() * width / GIB, "cache": cache / GIB}
-    hours = 2.0 * shape.parameters() * tokens / (machine.peak * machine.share) / 3600
-    return Estimate(shape.parameters(), 0, memory, tokens, hours, f"{rows} answers on {card}")
+    """Estimate answering `rows` prompts with `tokens` tokens in all."""
+    shape = find_shape(model)
+    machine = CARDS[card]
+    parameters = shape.parameters()
+    bytes_per_value = 4.0 if card == "cpu" else 2.0
+    cache_per_token = 2 * shape.layers * shape.kv_heads * shape.head * bytes_per_value
+    cache = cache_per_token * tokens / max(rows, 1) * batch_size
+    memory = {"weights": parameters * bytes_per_value / _GIB, "cache": cache / _GIB}
+    hours = 2.0 * parameters * tokens / (machine.peak * machine.share) / 3600
+    return Estimate(parameters, 0, memory, tokens, hours, f"{rows} answers on {card}")
 
 
-PPO = Preset(method="ppo", load_in_8bit=True, dialogs=2000, cards=2, num_epochs=1)
-# The resource table of the pipeline's specification (section 6.1), and the settings behind it.
+# The resource table of the pipeline's specification (section 6.1): stage, data, GB, hours, and
+# the settings behind them.
 SPEC_TABLE: tuple[tuple[str, str, float, float, Preset], ...] = (
     ("SFT", "4K dialogs", 60, 8, Preset(load_in_8bit=True)),
-    ("DPO", "2K pairs", 70, 4, Preset(method="dpo", load_in_8bit=True, dialogs=2000, batch_size=2)),
-    ("PPO", "online", 140, 12, PPO),
+    (
+        "DPO",
+        "2K pairs",
+        70,
+        4,
+        Preset(method="dpo", load_in_8bit=True, dialogs=2000, batch_size=2),
+    ),
+    (
+        "PPO",
+        "online",
+        140,
+        12,
+        Preset(method="ppo", load_in_8bit=True, dialogs=2000, cards=2, num_epochs=1),
+    ),
 )

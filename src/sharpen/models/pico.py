@@ -1,22 +1,27 @@
-"""`pico`: a random two-layer Llama with a byte-level tokenizer and our chat template, built offline
-in a second.
+"""`pico`: a random two-layer Llama with a byte-level tokenizer, built offline in a second.
 
-It knows nothing; it is for tests, benchmarks and trying a recipe's plumbing.
+It knows nothing; it is for tests, benchmarks and trying a recipe's plumbing. Its chat template is
+ours. `find` builds it under the name `pico`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sharpen.models import quiet_transformers
 from sharpen.render import hermes_template
 
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_END_OF_TEXT = "<|endoftext|>"
+_TURN_START = "<|im_start|>"
+_TURN_END = "<|im_end|>"
 
 
-def byte_tokenizer() -> Any:
-    """One token a byte, and the chat markers."""
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Returns a tokenizer with one token per byte, and the chat markers."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -25,12 +30,13 @@ def byte_tokenizer() -> Any:
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    markers = (_END_OF_TEXT, _TURN_START, _TURN_END)
+    backend.add_special_tokens([AddedToken(text, special=True) for text in markers])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        bos_token=SPECIAL[0],
-        pad_token=SPECIAL[0],
-        eos_token=SPECIAL[2],
+        bos_token=_END_OF_TEXT,
+        pad_token=_END_OF_TEXT,
+        eos_token=_TURN_END,
         chat_template=hermes_template(),
         model_max_length=8192,
         clean_up_tokenization_spaces=False,
@@ -56,7 +62,7 @@ def build_pico(folder: Path, seed: int = 0) -> None:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):  # leaves the caller's random state alone
         torch.manual_seed(seed)
         model = transformers.LlamaForCausalLM(config)
     model.save_pretrained(folder)

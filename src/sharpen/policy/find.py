@@ -17,7 +17,7 @@ from sharpen.models.find import MANIFEST, find_model
 from sharpen.render import Renderer
 from sharpen.types import Policy, SharpenError
 
-OBJECT = "object "  # how the digest of a policy in memory begins: it has no lasting identity
+_OBJECT = "object "  # how the digest of a policy in memory begins: it has no lasting identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +32,21 @@ class PolicySource:
     @property
     def is_cacheable(self) -> bool:
         """Whether the same name and digest will mean the same model in another process."""
-        return bool(self.digest) and not self.digest.startswith(OBJECT)
+        return bool(self.digest) and not self.digest.startswith(_OBJECT)
 
 
 def find_policy(model: Any, tokenizer: Any = None, api_key_env: str = "") -> PolicySource:
     """Returns the policy behind `http://host:8000/v1#model`, a folder, a name, a model in memory,
     or a policy object."""
     if hasattr(model, "respond"):
-        identity = f"{OBJECT}{os.getpid()} {id(model)}"
+        identity = f"{_OBJECT}{os.getpid()} {id(model)}"
         return PolicySource(type(model).__name__, identity, lambda: model)
     if hasattr(model, "named_parameters"):
         return _loaded_model(model, tokenizer)
     name = str(model)
     if name.startswith(("http://", "https://")):
         return _server(name, api_key_env)
-    return PolicySource(name, weights_digest(find_model(name)), lambda: load_policy(name))
+    return PolicySource(name, _weights_digest(find_model(name)), lambda: load_policy(name))
 
 
 def load_policy(name: str) -> Policy:
@@ -85,7 +85,7 @@ def _loaded_model(model: Any, tokenizer: Any) -> PolicySource:
     return PolicySource(name or type(model).__name__, digest, open_policy)
 
 
-def weights_digest(folder: Path) -> str:
+def _weights_digest(folder: Path) -> str:
     """Returns one hash of a model's files; of an adapter's with those of its base."""
     from sharpen.models.load import base_of_adapter
 
@@ -95,5 +95,5 @@ def weights_digest(folder: Path) -> str:
     else:
         files = records.sha256_folder(folder)
     if (folder / "adapter_config.json").is_file():
-        files = files | {"base": weights_digest(find_model(base_of_adapter(folder)))}
+        files = files | {"base": _weights_digest(find_model(base_of_adapter(folder)))}
     return hashlib.sha256(records.dump_row(files).encode()).hexdigest()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sharpen.report.page import Page, dialog, escape
+from sharpen.report.page import Page, escape, render_dialog
 from sharpen.types import Json, SharpenError
 
 ROLLOUTS = "rollouts"  # the folder's name in a run
@@ -86,7 +86,7 @@ def _draw_sample(row: Json) -> str:
     if row.get("feedback"):
         notes.append(row["feedback"])
     note = f'<p class="note">{escape("; ".join(notes))}</p>' if notes else ""
-    return _details(title, note + dialog(row.get("messages", ())))
+    return _details(title, note + render_dialog(row.get("messages", ())))
 
 
 def _details(title: str, inside: str) -> str:

@@ -4,9 +4,16 @@ answer in words, or decline. Rewards and metrics of decisions all ask `decision_
 
 from __future__ import annotations
 
-from sharpen.rewards.agent import ASKS, LOOKED_AT, REFUSES
+import re
+from pathlib import Path
+
+from sharpen.config import read_yaml
 from sharpen.types import Message, Score, StopReason, Task, Trajectory, Turn
 
+_PATTERNS = read_yaml(Path(__file__).with_name("agent.yaml"))
+ASKS_PATTERN = re.compile(_PATTERNS["asks"], re.I)
+REFUSES_PATTERN = re.compile(_PATTERNS["refuses"], re.I)
+MAX_TEXT_CHARS = 20_000  # of a text; the rest is not read
 DECISIONS = ("call", "ask", "answer", "decline")
 # other words for a decision, in the data sets that use them
 _SYNONYMS = {"act": "call", "direct": "answer", "none": "answer"}
@@ -16,19 +23,19 @@ def decision_of(trajectory: Trajectory) -> str:
     """Returns the decision of the first turn; "" for silence and for words without an end."""
     if not trajectory.turns:
         return ""
-    return decision_of_turn(trajectory.turns[0])
+    return _decision_of_turn(trajectory.turns[0])
 
 
-def decision_of_turn(turn: Turn) -> str:
+def _decision_of_turn(turn: Turn) -> str:
     """Returns what one turn decides. A call that cannot be parsed is the decision to call."""
     if turn.message.tool_calls or turn.message.unparsed:
         return "call"
-    text = turn.message.content[:LOOKED_AT]
+    text = turn.message.content[:MAX_TEXT_CHARS]
     if not text.strip() or turn.stop is not StopReason.ANSWERED:
         return ""
-    if ASKS.search(text):
+    if ASKS_PATTERN.search(text):
         return "ask"
-    if REFUSES.search(text):
+    if REFUSES_PATTERN.search(text):
         return "decline"
     return "answer"
 
@@ -44,10 +51,10 @@ def gold_decision(task: Task) -> str:
             decision = "decline"  # no call is right
         else:
             return ""
-    return normal_decision(str(decision))
+    return _normal_decision(str(decision))
 
 
-def normal_decision(name: str) -> str:
+def _normal_decision(name: str) -> str:
     """Returns one of `DECISIONS` for a data set's own word."""
     return _SYNONYMS.get(name, name)
 

@@ -12,13 +12,19 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from sharpen.rewards.agent import PlanEvaluator
-from sharpen.rewards.calls import ToolCallEvaluator, as_call, call_key, value_key
+from sharpen.rewards.calls import (
+    ToolCallEvaluator,
+    as_call,
+    call_key,
+    checked_tools,
+    value_key,
+)
 from sharpen.rewards.decisions import DECISIONS, decision_of, gold_decision
-from sharpen.types import Score, SharpenError, Task, ToolCall, ToolSpec, Trajectory
+from sharpen.rewards.plan_evaluator import PlanEvaluator
+from sharpen.types import Score, SharpenError, Task, ToolCall, Trajectory
 from sharpen.world.gold import example
 
-RANKS = (1, 3, 5)
+_RANKS = (1, 3, 5)
 MetricValue = float | tuple[float, float] | None
 
 
@@ -154,13 +160,6 @@ def _decision_class(name: str, measure_name: str) -> Metric:
     return class_metric
 
 
-def checked_tools(task: Task) -> tuple[ToolSpec, ...]:
-    """The tools by whose types calls are judged: the declared ones, where text was shown."""
-    functions = task.metadata.get("functions") or ()
-    declared = tuple(ToolSpec(f["name"], "", f["parameters"]) for f in functions)
-    return declared or task.tools
-
-
 def argument_accuracy(item: Item) -> MetricValue:
     """The share of right arguments over gold's calls; a call that is missing has none."""
     gold = item.task.gold
@@ -253,9 +252,9 @@ METRICS: dict[str, Metric] = {
     "plan_match": _part("plan_success"),
     "plan_dag_validity": plan_dag_validity,
     "mrr": _ranking(reciprocal_rank),
-    **{f"top@{k}": _ranking(top_k, k) for k in RANKS},
-    **{f"recall@{k}": _ranking(recall_at, k) for k in RANKS},
-    **{f"precision@{k}": _ranking(precision_at, k) for k in RANKS},
+    **{f"top@{k}": _ranking(top_k, k) for k in _RANKS},
+    **{f"recall@{k}": _ranking(recall_at, k) for k in _RANKS},
+    **{f"precision@{k}": _ranking(precision_at, k) for k in _RANKS},
     **{
         f"timing_{measure}_{decision}": _decision_class(decision, measure)
         for decision in DECISIONS
@@ -272,9 +271,9 @@ GENERAL_METRICS = (
     "accuracy", "reward", "argument_accuracy", "parameter_extraction",
     "hallucinated_tool_rate", "over_calling_rate", "tokens_per_task", "latency_per_task",
 )  # fmt: skip
-RANKING_METRICS = (
+_RANKING_METRICS = (
     "mrr",
-    *(f"{name}@{k}" for name in ("top", "recall", "precision") for k in RANKS),
+    *(f"{name}@{k}" for name in ("top", "recall", "precision") for k in _RANKS),
 )
 _DECISION_CLASSES = tuple(
     name for name in METRICS if name.startswith("timing_") and name.count("_") > 1
@@ -284,16 +283,16 @@ AGENT_METRICS = (
     "tool_selection_accuracy", "plan_success_rate", "step_efficiency", "timing_precision",
     "end_to_end_success",
 )  # fmt: skip
-SELECTION_METRICS = ("tool_selection_accuracy", *RANKING_METRICS)
+SELECTION_METRICS = ("tool_selection_accuracy", *_RANKING_METRICS)
 PLANNING_METRICS = ("plan_success_rate", "step_efficiency", "plan_match", "plan_dag_validity")
 DECISION_METRICS = ("timing_precision", *_DECISION_CLASSES)
 END_TO_END_METRICS = ("end_to_end_success", "step_efficiency")
 CALL_METRICS = (
     "accuracy", "tool_selection_accuracy", "argument_accuracy", "parameter_extraction",
     "hallucinated_tool_rate", "over_calling_rate", "valid_call", "right_tool", "exact_call",
-    *RANKING_METRICS,
+    *_RANKING_METRICS,
 )  # fmt: skip
-TOOL_CHOICE_METRICS = ("accuracy", "tool_selection_accuracy", *RANKING_METRICS)
+TOOL_CHOICE_METRICS = ("accuracy", "tool_selection_accuracy", *_RANKING_METRICS)
 PLAN_GRAPH_METRICS = (
     "accuracy", "graph_f1", "node_f1", "edge_f1", "plan_dag_validity", "plan_success_rate",
 )  # fmt: skip

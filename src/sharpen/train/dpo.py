@@ -28,8 +28,9 @@ from sharpen.rows import preference_from_row, preference_to_row, task_from_row
 from sharpen.scored_rollout import PlaySettings, play_and_score
 from sharpen.tools import load_object
 from sharpen.train import preferences
-from sharpen.train.batching import Batch, trained_tokens
+from sharpen.train.batching import trained_tokens
 from sharpen.train.callback import Callback, EvaluationContext, call_back
+from sharpen.train.collate import Batch
 from sharpen.train.config import DPOConfig
 from sharpen.train.dataset import Phase
 from sharpen.train.learner import Learner

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sharpen.train.batching import Batch
+from sharpen.train.collate import Batch
 from sharpen.train.learner import Loss, StepReport
 from sharpen.train.losses import Surrogate, policy_loss
 from sharpen.types import Datum, Json

@@ -21,8 +21,8 @@ from sharpen.models.find import find_model
 from sharpen.models.load import attach_lora, base_of_adapter, load_model
 from sharpen.scored_rollout import TrajectoryGroup
 from sharpen.train.advantages import FLAT, KLController, gae, token_weights, whiten
-from sharpen.train.batching import Batch
 from sharpen.train.callback import Callback
+from sharpen.train.collate import Batch
 from sharpen.train.config import PPOConfig
 from sharpen.train.learner import Learner, StepReport
 from sharpen.train.losses import Surrogate, value_loss

@@ -1,7 +1,8 @@
 """Supervised fine-tuning on dialogs: one flat loop over the learner.
 
 Every step's rows follow from (seed, step), and a run killed anywhere continues from its last good
-checkpoint with the same losses.
+checkpoint with the same losses. Called by `sharpen train sft`; the other trainers share its
+functions for opening run folders and saving models.
 """
 
 from __future__ import annotations
@@ -12,16 +13,25 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sharpen.models.load import load_model, load_tokenizer
 from sharpen.render import Renderer
 from sharpen.tools import load_object
-from sharpen.train.batching import Batch
+from sharpen.train.collate import Batch
 from sharpen.train.config import AgentSFTConfig
 from sharpen.train.dataset import TrainingRows
 from sharpen.train.display import peak_memory
 from sharpen.train.learner import Learner
+from sharpen.train.losses import sft_loss
 from sharpen.train.run import TrainingRun
-from sharpen.train.run_setup import finish_with_best, make_trainable, open_folder, save_trained
+from sharpen.train.run_setup import (
+    finish_with_best,
+    keep_best,
+    make_trainable,
+    open_folder,
+    save_trained,
+)
 from sharpen.types import Datum, Json, SharpenError
 
 
@@ -30,27 +40,35 @@ class AgentSFTTrainer:
     rows. `metric(model, renderer)`, higher is better, chooses the best weights instead of the dev
     loss."""
 
+    renderer: Renderer
+    learner: Learner
+
     def __init__(
         self,
         config: AgentSFTConfig,
         output: str | Path = "runs/sft",
         metric: Callable[[Any, Renderer], float] | None = None,
     ):
-        self.config, self.output = config, Path(output)
-        self.metric = metric or (load_object(config.metric) if config.metric else None)
+        self.config = config
+        self.output = Path(output)
+        if metric is None and config.metric:
+            metric = load_object(config.metric)
+        self.metric = metric
         self.model: Any = None
         self.data: TrainingRows | None = None
 
     def prepare_datasets(self) -> TrainingRows:
-        """Read, choose and render the rows."""
+        """Read, select and render the rows."""
         self.renderer = Renderer(load_tokenizer(self.config.base_model), self.config.template)
         self.data = TrainingRows(self.config, self.renderer)
         print(self.data)
         return self.data
 
     def train(self) -> dict[str, float]:
-        """Run to the end, or on from where a killed run stopped. Returns last and best figures."""
-        data, config = self.data or self.prepare_datasets(), self.config
+        """Run to the end, or continue where a killed run stopped. Returns the last and best
+        figures."""
+        config = self.config
+        data = self.data or self.prepare_datasets()
         open_folder(self.output, config)
         self.model = make_trainable(load_model(config), config)
         self.learner = learner = Learner(self.model, config, data.total)
@@ -58,48 +76,57 @@ class AgentSFTTrainer:
             state = run.resume({"best": None, "since_best": 0})
             while learner.steps_done < data.total:
                 report = learner.step(data.step_rows(learner.steps_done), token_mean)
-                row: Json = {"step": learner.steps_done, **asdict(report)}
-                if row["step"] % config.eval_steps == 0 or row["step"] == data.total:
-                    row |= self.evaluate(data.dev, state)
+                step = learner.steps_done
+                row: Json = {"step": step, **asdict(report)}
+                if step % config.eval_steps == 0 or step == data.total:
+                    row |= self._evaluate(data.dev, state)
                 run.end_of_step(row, state, show="dev_loss" in row or "metric" in row)
                 if config.patience and state["since_best"] >= config.patience:
                     print(f"stopping: no gain in the last {config.patience} evaluations")
                     break
-        self.finish()
+        self._write_final()
         figures = {"loss": run.folder.metrics()[-1]["loss"]} if run.first else {}
-        figures |= {"rows": len(data.rows), "peak_gib": peak_memory(learner.device)}
+        figures["rows"] = len(data.rows)
+        figures["peak_gib"] = peak_memory(learner.device)
         if state["best"] is not None:
-            name, sign = ("best_metric", 1) if self.metric else ("best_dev_loss", -1)
-            figures[name] = sign * state["best"]
+            if self.metric:
+                figures["best_metric"] = state["best"]
+            else:
+                figures["best_dev_loss"] = -state["best"]
         return figures
 
-    def evaluate(self, dev: Sequence[Datum], state: Json) -> Json:
-        """Dev loss and metric where there are any; the best weights so far are kept in `best/`."""
+    def _evaluate(self, dev_rows: Sequence[Datum], state: Json) -> Json:
+        """Measure the dev loss and the metric, where there are any, and keep the best weights so
+        far in `best/`."""
         row: Json = {}
-        if dev:
-            row["dev_loss"] = self.learner.mean_loss(dev)
+        if dev_rows:
+            row["dev_loss"] = self.learner.mean_loss(dev_rows)
         if self.metric:
             self.model.eval()
             row["metric"] = float(self.metric(self.model, self.renderer))
-        if row:
-            value = row["metric"] if self.metric else -row["dev_loss"]
-            if not math.isfinite(value):
-                raise SharpenError(f"step {self.learner.steps_done}: the metric is {value}")
-            if state["best"] is None or value > state["best"]:
-                state["best"], state["since_best"] = value, 0
-                self.save_model(self.output / "best")
-            else:
-                state["since_best"] += 1
+        if not row:
+            return row
+        value = row["metric"] if self.metric else -row["dev_loss"]
+        if not math.isfinite(value):
+            raise SharpenError(
+                f"step {self.learner.steps_done}: the evaluation gave {row}, expected finite "
+                "numbers; look at the metric and the dev rows, or lower the learning rate"
+            )
+        if keep_best(value, state, self.output, self.save_model):
+            state["since_best"] = 0
+        else:
+            state["since_best"] += 1
         return row
 
-    def finish(self) -> None:
-        """`final/`: the best weights where they were measured, else the last."""
+    def _write_final(self) -> None:
+        """Write `final/`: the best weights if they were measured, otherwise the last."""
         finish_with_best(self.output, self.save_model)
         if self.data and self.data.replay and self.learner.processes.rank == 0:
             self.data.replay.save(self.output / "replay.json")
 
     def save_model(self, path: str | Path) -> None:
-        """A plain PEFT adapter or model folder, with the tokenizer and template of the training."""
+        """Write a plain PEFT adapter or model folder, with the tokenizer and template that were
+        trained with."""
         save_trained(self.learner, self.renderer, path)
 
 
@@ -107,10 +134,10 @@ class AgentLoRATrainer(AgentSFTTrainer):
     """The specification's name for the same trainer."""
 
     def prepare_data(self) -> None:
+        """The specification's name for `prepare_datasets`."""
         self.prepare_datasets()
 
 
-def token_mean(logprobs_N: Any, batch: Batch, step_tokens: float) -> Any:
-    from sharpen.train.losses import sft_loss
-
+def token_mean(logprobs_N: torch.Tensor, batch: Batch, step_tokens: float) -> torch.Tensor:
+    """The learner's loss for SFT: the weighted mean over all trained tokens of a step."""
     return sft_loss(logprobs_N, batch.weight_N, step_tokens)

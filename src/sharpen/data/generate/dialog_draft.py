@@ -1,221 +1,165 @@
-"""Where a row is played: the tools of a split, the kinds of rows as `sets.yaml` has them, and the
-scene in which a user asks for a tool and calls are really made."""
+"""A row while it is being written: the messages so far, and the episode in which calls are made.
+
+`draw.py` creates one `DialogDraft` per row; the scenarios add messages to it. Every tool result in
+a dialog is the real answer of the tool world.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sharpen.calls import compact_json
-from sharpen.config import Config, parse_config, read_yaml
-from sharpen.data.generate.mistakes import mistake
-from sharpen.types import Json, Message, SharpenError, ToolCall
+from sharpen.data.generate.mistakes import make_mistake
+
+# `parts` and `split_categories` are for other folders, which import them from this file
+from sharpen.data.generate.sets import RowKind, frames, parts  # noqa: F401
+from sharpen.data.generate.tool_pool import (  # noqa: F401
+    ToolPool,
+    split_categories,
+    tools_to_withhold,
+)
+from sharpen.types import Json, Message, ToolCall
 from sharpen.world.domain import Domain, Tool
-from sharpen.world.episode import FAULTS, Episode, World
-from sharpen.world.fields import Family, sentence
+from sharpen.world.episode import FAULTS, Episode
+from sharpen.world.fields import sentence
 from sharpen.world.phrases import fill, slots
-from sharpen.world.state import seeded
 
-HELD_OUT: dict[Family, float] = {"test": 0.10, "dev": 0.06}
-SIMILAR = 2  # distractors are drawn from this many times as many nearest tools
-HERE = Path(__file__).parent
-Tools = Sequence[Tool]
-Found = TypeVar("Found")
-
-
-class Kind(Config):
-    """One kind of row, as `sets.yaml` describes it; the usual values are those of a dialog."""
-
-    play: tuple[str, ...]
-    share: float = 1.0
-    task_type: str = ""  # empty for a task
-    offered: tuple[int | tuple[int, int], ...] = ((3, 5),)
-    same: tuple[float, ...] = (1.0,)
-    shapes: tuple[tuple[str, ...], ...] = ()
-    frame: str = ""  # of a plan; else whichever fits
-    tries: int = 8  # to find a plan
-    faults: tuple[int, ...] = ()
-    mistakes: tuple[int, ...] = ()
-    known: bool = True  # the answer without a call is gold
-    writes: bool = False  # something has to be changed
-
-
-class Part(Config):
-    folder: str
-    rows: int
-    splits: dict[Family, float]
-    kinds: dict[str, Kind]
-
-
-@cache
-def parts() -> dict[str, Part]:
-    described = read_yaml(HERE / "sets.yaml")
-    return {name: parse_config(Part, part, "sets.yaml") for name, part in described.items()}
-
-
-@cache
-def frames(part: str) -> Any:
-    """What `frames.yaml` says for a split, or under another of its headings."""
-    return read_yaml(HERE / "frames.yaml")[part]
-
-
-def split_categories(categories: Sequence[str]) -> dict[str, Family]:
-    """Category → split. A category's place is decided by its name alone."""
-    ordered = sorted(categories, key=lambda name: hashlib.sha256(name.encode()).digest())
-    if len(ordered) < 3:
-        raise SharpenError(f"{len(ordered)} categories cannot be split: three are the least")
-    found: dict[str, Family] = {}
-    for split, share in HELD_OUT.items():
-        count = max(1, round(len(categories) * share))
-        found |= dict.fromkeys(ordered[len(found) : len(found) + count], split)
-    return {name: found.get(name, "train") for name in categories}
-
-
-class ToolPool:
-    """The tools of one split, in an order that belongs to the seed."""
-
-    def __init__(self, world: World, split: Family, seed: int):
-        self.world = world
-        self.split: Family = split
-        places = split_categories(world.categories)
-        self.tools = list(world.tools([name for name in places if places[name] == split]))
-        seeded("shelf", seed, split).shuffle(self.tools)
-
-    def ask(self, index: int, writing: bool = False) -> tuple[Tool, str]:
-        """The request with this number: every tool once, then every tool's next phrasing."""
-        tools = [tool for tool in self.tools if not (writing and tool.read_only)]
-        tool = tools[index % len(tools)]
-        start = seeded("ask", tool.name).randrange(len(tool.operation.ask))
-        return tool, tool.operation.ask[(start + index // len(tools)) % len(tool.operation.ask)]
-
-    def candidates(
-        self, needed: Tools, count: int, rng: random.Random, barred: Tools = (), same: float = 1.0
-    ) -> list[Tool]:
-        """The needed tools among distractors: the nearest of their category for a share of `same`,
-        the rest from the split's other categories. `barred` tools stay out."""
-        first, out = needed[0] if needed else barred[0], {*needed, *barred}
-        near = [t for t in self.world.domain(first.category).tools.values() if t not in out]
-        near.sort(key=lambda t: (-likeness(first, t), rng.random()))
-        wanted = max(0, count - len(needed))
-        close = min(len(near), math.ceil(wanted * same))
-        far = [t for t in self.tools if t.category != first.category and t not in out]
-        shown = [*needed, *rng.sample(near[: close * SIMILAR], close)]
-        shown += rng.sample(far, min(len(far), wanted - close))
-        rng.shuffle(shown)
-        return shown
-
-
-def likeness(a: Tool, b: Tool) -> int:
-    """How easily `b` is taken for `a`."""
-    words = set(a.name.split("_")) & set(b.name.split("_"))
-    same_kind = a.operation.op == b.operation.op
-    return 2 * len(words) + 2 * (a.operation.entity == b.operation.entity) + same_kind
-
-
-def touches(tool: Tool) -> set[str]:
-    own = tool.operation.entity, getattr(tool.operation, "into", "")
-    return {*own, *tool.takes.values(), *tool.yields.values()} - {""}
+NO_MISTAKE = -1
+_T = TypeVar("_T")
 
 
 class DrawFailed(Exception):
-    """A draw that leads nowhere; the next one may."""
+    """This draw of a row leads nowhere; the draw with the next number may work."""
 
 
-def require_draw(found: Found | None) -> Found:
-    """What was found; nothing is fruitless."""
-    if not found:
+def require_draw(value: _T | None) -> _T:
+    """Returns the value, or raises `DrawFailed` if it is None, empty or false."""
+    if not value:
         raise DrawFailed
-    return found
+    return value
+
+
+class CallResult(NamedTuple):
+    """A call that was made, with its tool and what the tool answered."""
+
+    tool: Tool
+    call: ToolCall
+    result: Json
 
 
 @dataclass(slots=True)
 class DialogDraft:
-    shelf: ToolPool
+    """One row in the making. Scenarios add messages; a task's scenario also sets `gold`."""
+
+    pool: ToolPool
     episode: Episode
     rng: random.Random
-    kind: Kind
-    tool: Tool  # what is being asked for
-    text: str  # and in which words
-    level: int
+    kind: RowKind
+    tool: Tool  # what the user asks for
+    phrasing: str  # in which words, with slots for the values
+    level: int  # 0 is easy
+    mistake_at: int = NO_MISTAKE  # the number of the call that is first made wrongly
     messages: list[Message] = field(default_factory=list)
-    used: dict[str, Tool] = field(default_factory=dict)
-    barred: list[Tool] = field(default_factory=list)
+    used_tools: dict[str, Tool] = field(default_factory=dict)
+    withheld_tools: list[Tool] = field(default_factory=list)
     gold: Json = field(default_factory=dict)
-    quiet: bool = False  # nothing is called from first to last
-    last: tuple[Tool, Json] | None = None
-    mistaken: int = -1  # the number of the call that goes wrong first
+    calls_nothing: bool = False  # no tool is called from the first message to the last
+    last_result: tuple[Tool, Json] | None = None  # what the assistant last reported
 
     @property
     def domain(self) -> Domain:
-        return self.shelf.world.domain(self.tool.category)
+        """The category of the tool that the user asks for."""
+        return self.pool.world.domain(self.tool.category)
 
-    def bar(self) -> None:
-        """Keep the tool off the offer, and what touches the same and might serve in its stead."""
-        mine, tools = touches(self.tool), self.domain.tools.values()
-        self.barred = [tool for tool in tools if tool is self.tool or touches(tool) & mine]
+    def withhold_tool(self) -> None:
+        """Do not offer the tool, nor any other that might serve instead."""
+        self.withheld_tools = tools_to_withhold(self.tool, self.domain.tools.values())
 
-    def user(self, text: str) -> None:
+    def add_user(self, text: str) -> None:
+        """Append a message of the user."""
         self.messages.append(Message("user", sentence(text)))
 
-    def say(self, text: str) -> None:
+    def add_assistant(self, text: str) -> None:
+        """Append a message of the assistant that calls no tool."""
         self.messages.append(Message("assistant", sentence(text)))
 
-    def frame(self, kind: str) -> Any:
-        return self.rng.choice(frames(self.shelf.split)[kind])
+    def draw_frame(self, name: str) -> Any:
+        """Draw one of the split's phrases of this name from `frames.yaml`."""
+        return self.rng.choice(frames(self.pool.split)[name])
 
-    def sample(self, phrase: str, outcome: str = "ok") -> ToolCall:
-        """A call of the tool with what the phrase speaks of, that has this outcome."""
-        return require_draw(
-            self.episode.sample(self.tool, self.rng, using(self.tool, phrase), outcome)
-        )
+    def sample_call(self, phrase: str, outcome: str = "ok") -> ToolCall:
+        """Draw a call of the tool that sets what the phrase mentions and has this outcome."""
+        mentioned = using(self.tool, phrase)
+        return require_draw(self.episode.sample(self.tool, self.rng, mentioned, outcome))
 
-    def request(self, phrase: str, outcome: str = "ok") -> ToolCall:
-        """The user asks for such a call."""
-        call = self.sample(phrase, outcome)
-        self.user(fill(phrase, call.arguments))
+    def request_call(self, phrase: str, outcome: str = "ok") -> ToolCall:
+        """Draw such a call, let the user ask for it, and return it."""
+        call = self.sample_call(phrase, outcome)
+        self.add_user(fill(phrase, call.arguments))
         return call
 
-    def perform(self, *calls: ToolCall, content: str = "") -> Json:
-        """Make calls, all at once, and those again that a fault or a mistake spoilt; the last
-        answer."""
-        number, again, excuse, result = sum(len(m.tool_calls) for m in self.messages), [], "", {}
-        meant = [replace(call, id=f"call_{number + i}") for i, call in enumerate(calls, 1)]
-        made, at = [*meant], self.mistaken - number
-        if 0 <= at < len(made):
-            made[at] = require_draw(mistake(made[at], self.episode, self.rng))
-        self.messages.append(Message("assistant", content, tuple(made), trained=made == meant))
-        for call, right in zip(made, meant, strict=True):
+    def execute_calls(self, calls: Sequence[ToolCall], content: str = "") -> Json:
+        """Make calls in one assistant turn and return the last answer.
+
+        Calls that met a fault, or that were first made wrongly, are made again in another turn.
+        """
+        calls_so_far = sum(len(message.tool_calls) for message in self.messages)
+        right_calls = []
+        for number, call in enumerate(calls, calls_so_far + 1):
+            right_calls.append(replace(call, id=f"call_{number}"))
+        made_calls = self._with_mistake(right_calls, self.mistake_at - calls_so_far)
+        # a turn with a mistake is there to be read; only its correction is trained
+        trained = made_calls == right_calls
+        self.messages.append(Message("assistant", content, tuple(made_calls), trained=trained))
+
+        result: Json = {}
+        repeated: list[ToolCall] = []
+        excuse = ""
+        for call, right_call in zip(made_calls, right_calls, strict=True):
             result = self.episode.call(call)
-            if tool := self.domain.tools.get(call.name):
-                self.used[call.name] = tool
+            tool = self.domain.tools.get(call.name)
+            if tool:
+                self.used_tools[call.name] = tool
             text = compact_json(result)
             self.messages.append(Message("tool", text, name=call.name, tool_call_id=call.id))
-            if result.get("error") in FAULTS or call != right:
-                again.append(right)
-                excuse = excuse or frames("again")[result["error"]]
-        return self.perform(*again, content=excuse) if again else result
+            if result.get("error") in FAULTS or call != right_call:
+                repeated.append(right_call)
+                excuse = excuse or frames("retry")[result["error"]]
+        if repeated:
+            return self.execute_calls(repeated, content=excuse)
+        return result
 
-    def serve(self, call: ToolCall) -> None:
-        self.tell((self.tool, call, self.perform(call)))
+    def _with_mistake(self, calls: list[ToolCall], position: int) -> list[ToolCall]:
+        """Returns the calls, the one at `position` made wrongly if there is one."""
+        calls = list(calls)
+        if 0 <= position < len(calls):
+            calls[position] = require_draw(make_mistake(calls[position], self.episode, self.rng))
+        return calls
 
-    def tell(self, *done: tuple[Tool, ToolCall, Json]) -> None:
-        """Answer with what was done."""
-        self.last = done[-1][0], done[-1][2]
-        said = [fill(self.rng.choice(t.operation.say), r, c.arguments) for t, c, r in done]
-        self.say(" ".join(said))
+    def execute_and_report(self, call: ToolCall) -> None:
+        """Make one call of the tool and tell the user its result."""
+        result = self.execute_calls([call])
+        self.report_results([CallResult(self.tool, call, result)])
+
+    def report_results(self, results: Sequence[CallResult]) -> None:
+        """Tell the user what the calls returned, in the tools' own phrases."""
+        self.last_result = (results[-1].tool, results[-1].result)
+        sentences = []
+        for tool, call, result in results:
+            template = self.rng.choice(tool.operation.say)
+            sentences.append(fill(template, result, call.arguments))
+        self.add_assistant(" ".join(sentences))
 
 
 def using(tool: Tool, phrase: str) -> list[str]:
-    """The parameters that a phrase speaks of."""
+    """Returns the tool's parameters that a phrase mentions."""
     return [name for name in slots(phrase) if name in tool.params]
 
 
-def lacking(tool: Tool, phrase: str) -> list[str]:
-    """What the tool requires and a phrase leaves out."""
-    return require_draw([name for name in tool.required if name not in slots(phrase)])
+def missing_parameters(tool: Tool, phrase: str) -> list[str]:
+    """Returns the required parameters that a phrase leaves out, at least one."""
+    mentioned = slots(phrase)
+    return require_draw([name for name in tool.required if name not in mentioned])

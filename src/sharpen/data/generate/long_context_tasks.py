@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from sharpen.data.generate.samples import LongContextDataGenerator
+from sharpen.data.generate.policy_samples import LongContextDataGenerator
 from sharpen.data.importers.common import FORMATS
 from sharpen.types import Task
 from sharpen.world.state import seeded

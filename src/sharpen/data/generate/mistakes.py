@@ -1,75 +1,123 @@
-"""Calls that go wrong as those of a small model do, for dialogs in which a call is corrected: the
-wrong one is there to be read, what follows is trained."""
+"""Calls that go wrong as those of a small model do.
+
+`DialogDraft.execute_calls` makes them in dialogs in which a call is corrected: the wrong call is in
+the context, the correction is trained.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from sharpen.types import ToolCall
+from sharpen.types import Json, ToolCall
 from sharpen.world.domain import Tool
 from sharpen.world.episode import Episode
 
-ERRORS = ("unknown_tool", "invalid_argument", "not_found")  # of which the caller is the cause
-VERBS = ("get", "find", "search", "list", "update", "rank", "check")
+_CALLER_ERRORS = ("unknown_tool", "invalid_argument", "not_found")
+_VERBS = ("get", "find", "search", "list", "update", "rank", "check")
 
 
-def mistake(call: ToolCall, episode: Episode, rng: random.Random) -> ToolCall | None:
-    """The call gone wrong in one of the ways below, or None where no way leads to an error."""
+def make_mistake(call: ToolCall, episode: Episode, rng: random.Random) -> ToolCall | None:
+    """Returns the call made wrongly, or None where none of the ways leads to an error."""
     tools = list(episode.tools())
     tool = next(tool for tool in tools if tool.name == call.name)
-    others = rng.sample(tools, len(tools))
-    ways = [wrong_name, wrong_tool, wrong_tool, wrong_key, wrong_names, wrong_value]
-    for way in rng.sample(ways, len(ways)):
-        for wrong in way(call, tool, others, rng):
-            if episode.fork().call(wrong).get("error") in ERRORS:
-                return wrong
+    shuffled_tools = rng.sample(tools, len(tools))
+    for way in rng.sample(_WAYS, len(_WAYS)):
+        for wrong_call in way(call, tool, shuffled_tools, rng):
+            result = episode.fork().call(wrong_call)
+            if result.get("error") in _CALLER_ERRORS:
+                return wrong_call
     return None
 
 
-def wrong_name(call: ToolCall, tool: Tool, others: list[Tool], rng: random.Random) -> Iterator:
-    """A tool that there is not: with another verb, or a word less."""
+# Each way yields wrong calls one by one and draws only for those that are looked at: the numbers
+# drawn afterwards depend on it.
+
+
+def _use_unknown_name(
+    call: ToolCall, tool: Tool, tools: list[Tool], rng: random.Random
+) -> Iterator[ToolCall]:
+    """Name a tool that does not exist: with another verb, or without the last word."""
+    existing = {other.name for other in tools}
     verb, *words = call.name.split("_")
-    known, left = {other.name for other in others}, words[:-1] if len(words) > 1 else words
-    names = [f"{rng.choice(VERBS)}_{'_'.join(words)}", "_".join([verb, *left])]
-    yield from (replace(call, name=name) for name in names if name not in known)
+    other_verb = f"{rng.choice(_VERBS)}_{'_'.join(words)}"
+    shorter_words = words[:-1] if len(words) > 1 else words
+    shorter = "_".join([verb, *shorter_words])
+    for name in (other_verb, shorter):
+        if name not in existing:
+            yield replace(call, name=name)
 
 
-def wrong_tool(call: ToolCall, tool: Tool, others: list[Tool], rng: random.Random) -> Iterator:
-    """A tool that takes the key of something else, and gets this one."""
+def _use_wrong_tool(
+    call: ToolCall, tool: Tool, tools: list[Tool], rng: random.Random
+) -> Iterator[ToolCall]:
+    """Give the key to a tool that takes keys of something else."""
     keys = [call.arguments[name] for name in tool.takes if name in call.arguments]
-    for other in others:
-        if keys and isinstance(keys[0], str) and len(other.required) == 1:
-            given = dict.fromkeys(other.required, keys[0])
-            if {*other.takes.values()}.isdisjoint(tool.takes.values()):
-                yield replace(call, name=other.name, arguments=given)
+    if not keys or not isinstance(keys[0], str):
+        return
+    for other in tools:
+        takes_other_keys = set(other.takes.values()).isdisjoint(tool.takes.values())
+        if len(other.required) == 1 and takes_other_keys:
+            yield replace(call, name=other.name, arguments={other.required[0]: keys[0]})
 
 
-def wrong_key(call: ToolCall, tool: Tool, others: list[Tool], rng: random.Random) -> Iterator:
-    """A key without its first letters, or with a digit less."""
-    for name in (name for name in tool.takes if isinstance(call.arguments.get(name), str)):
-        key = call.arguments[name]
-        for wrong in rng.sample([key.split("-")[-1], key[:-1], f" {key}"], 3):
-            yield replace(call, arguments=call.arguments | {name: wrong})
+def _misspell_key(
+    call: ToolCall, tool: Tool, tools: list[Tool], rng: random.Random
+) -> Iterator[ToolCall]:
+    """Write a key without its first letters, without its last digit, or after a blank."""
+    for name in tool.takes:
+        key = call.arguments.get(name)
+        if not isinstance(key, str):
+            continue
+        misspelled = [key.split("-")[-1], key[:-1], f" {key}"]
+        for wrong_key in rng.sample(misspelled, len(misspelled)):
+            yield replace(call, arguments=call.arguments | {name: wrong_key})
 
 
-def wrong_names(call: ToolCall, tool: Tool, others: list[Tool], rng: random.Random) -> Iterator:
-    """An argument that the tool does not take: one more, or in another's stead; or one less."""
-    given = list(call.arguments)
-    foreign = [name for other in others for name in other.params if name not in tool.params]
-    if given and foreign:
-        name, new = rng.choice(given), foreign[0]
-        rest = {n: value for n, value in call.arguments.items() if n != name}
-        more = call.arguments | {new: call.arguments[name]}
-        for arguments in rng.sample([rest, more, rest | {new: call.arguments[name]}], 3):
-            yield replace(call, arguments=arguments)
+def _use_wrong_parameters(
+    call: ToolCall, tool: Tool, tools: list[Tool], rng: random.Random
+) -> Iterator[ToolCall]:
+    """Leave an argument out, add one that the tool does not take, or do both."""
+    names = list(call.arguments)
+    foreign_name = _find_foreign_parameter(tool, tools)
+    if not names or not foreign_name:
+        return
+    name = rng.choice(names)
+    foreign: Json = {foreign_name: call.arguments[name]}
+    others = {other: value for other, value in call.arguments.items() if other != name}
+    variants = [others, call.arguments | foreign, others | foreign]
+    for arguments in rng.sample(variants, len(variants)):
+        yield replace(call, arguments=arguments)
 
 
-def wrong_value(call: ToolCall, tool: Tool, others: list[Tool], rng: random.Random) -> Iterator:
-    """A choice in words of one's own."""
-    fields = tool.spec.parameters["properties"]
+def _find_foreign_parameter(tool: Tool, tools: list[Tool]) -> str:
+    """Returns the first parameter of other tools that this tool does not take, or nothing."""
+    for other in tools:
+        for name in other.params:
+            if name not in tool.params:
+                return name
+    return ""
+
+
+def _reword_choice(
+    call: ToolCall, tool: Tool, tools: list[Tool], rng: random.Random
+) -> Iterator[ToolCall]:
+    """Write the value of a choice with blanks for underscores, or in the plural."""
+    schemas = tool.spec.parameters["properties"]
     for name, value in call.arguments.items():
-        if "enum" in fields.get(name, {}) and isinstance(value, str):
+        if "enum" in schemas.get(name, {}) and isinstance(value, str):
             words = value.replace("_", " ")
-            yield replace(call, arguments=call.arguments | {name: rng.choice([f"{words}s", words])})
+            reworded = rng.choice([f"{words}s", words])
+            yield replace(call, arguments=call.arguments | {name: reworded})
+
+
+_Way = Callable[[ToolCall, Tool, list[Tool], random.Random], Iterator[ToolCall]]
+_WAYS: list[_Way] = [
+    _use_unknown_name,
+    _use_wrong_tool,
+    _use_wrong_tool,  # twice as likely as the others
+    _misspell_key,
+    _use_wrong_parameters,
+    _reword_choice,
+]

@@ -1,213 +1,273 @@
-"""Plans over the tool world: steps of which some take what earlier ones returned. Each step is
-really executed in a copy of the episode before the next one is drawn. A plan that was written down
-is executed again, and refused if it does not reach its recorded end state."""
+"""Plans over the tool world: calls of which some take what earlier calls returned.
+
+The scenarios draw plans with `draw_plan`. Each step is really executed in a copy of the episode
+before the next one is drawn.
+"""
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import reduce
 from itertools import islice, permutations
 from typing import Any
 
 from sharpen.data.generate.dialog_draft import DialogDraft, DrawFailed, require_draw, using
-from sharpen.types import Json, SharpenError, ToolCall
+from sharpen.types import Json, ToolCall
 from sharpen.world.domain import Domain, Tool
-from sharpen.world.episode import Episode, World, outcome_of
+from sharpen.world.episode import Episode, outcome_of
 from sharpen.world.phrases import fill, go
 
-TOOLS_TRIED, CALLS_TRIED, ORDERS_TRIED = 14, 4, 24
-DETAILS = ("get", "lookup")  # they answer with one row, whose own references can be spoken of
-POINTING = re.compile(r"\b(them|those|these|it|its|which)\b")
-ORDINAL = ("first", "second", "third", "fourth", "fifth")
+_TOOLS_TRIED = 14  # per step
+_CALLS_TRIED = 4  # per tool, if the step takes something from an earlier one
+_ORDERS_TRIED = 24
+# operations that answer with one row, whose own references can be spoken of
+_SINGLE_ROW_OPERATIONS = ("get", "lookup")
+_PRONOUN = re.compile(r"\b(them|those|these|it|its|which)\b")
+_ORDINALS = ("first", "second", "third", "fourth", "fifth")
 
 
 @dataclass(frozen=True, slots=True)
-class Handle:
-    """A key that a step returned, and how to speak of it."""
+class _Handle:
+    """A key that a step returned, and how a request refers to it."""
 
     step: int
-    path: str  # flights.0.flight_id
+    path: str  # in the step's result: flights.0.flight_id
     key: str
     entity: str
-    phrase: str
-    full: str  # where that might be taken for something else
+    short_phrase: str
+    full_phrase: str  # for where the short one is ambiguous
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
+    """One call of a plan with its result. `links` are the parameters that an earlier step gives."""
+
     tool: Tool
     call: ToolCall
     result: Json
-    links: dict[str, Handle]
+    links: dict[str, _Handle]
 
 
-def find_steps(scene: DialogDraft) -> list[Step]:
-    """Steps of one of the kind's shapes, of which one changes something if the kind says so."""
-    for _ in range(scene.kind.tries):
+# Drawing a plan
+
+
+def draw_plan(draft: DialogDraft) -> list[Step]:
+    """Draw steps of one of the kind's shapes; one step writes if the kind says so."""
+    kind = draft.kind
+    for _ in range(kind.plan_attempts):
         with suppress(DrawFailed):
-            steps = grow(scene, scene.rng.choice(scene.kind.shapes[scene.level]))
-            if not scene.kind.writes or any(not step.tool.read_only for step in steps):
+            shape = draft.rng.choice(kind.plan_shapes[draft.level])
+            steps = _draw_steps(draft, shape)
+            if not kind.must_write or any(not step.tool.read_only for step in steps):
                 return steps
     raise DrawFailed
 
 
-def ask_for(scene: DialogDraft, steps: Sequence[Step]) -> None:
-    """The user wants the steps, as verb phrases in which linked values are only pointed at."""
-    goals = []
-    for at, step in enumerate(steps):
-        text = step.tool.operation.goal
-        for name, handle in step.links.items():
-            between = steps[handle.step + 1 : at]
-            like = handle.entity in (e for step in between for e in step.tool.yields.values())
-            vague = like or (between and POINTING.search(handle.phrase))
-            text = text.replace(f"{{{name}}}", handle.full if vague else handle.phrase)
-        goals.append(fill(text, step.call.arguments))
-    frame = scene.kind.frame or ("chain" if any(step.links for step in steps) else "both")
-    opening, between, last, end = scene.frame(frame)
-    scene.user(opening + between.join(goals[:-1]) + last + goals[-1] + end)
-    scene.used = {step.tool.name: step.tool for step in steps}
+def _draw_steps(draft: DialogDraft, shape: str) -> list[Step]:
+    """Draw steps of this shape that work in any order from the present state.
 
+    A shape such as `- 0 01` names for each step the earlier steps that it takes something from.
+    """
+    scratch = draft.episode.fork()
+    parents_of = []
+    for digits in shape.split():
+        parents_of.append([int(digit) for digit in digits if digit != "-"])
 
-def grow(scene: DialogDraft, shape: str) -> list[Step]:
-    """Steps of this shape that work in any order from the present state."""
-    scratch, steps, handles = scene.episode.fork(), list[Step](), list[list[Handle]]()
-    parents = [[int(digit) for digit in step if digit != "-"] for step in shape.split()]
-    for at, mine in enumerate(parents):
-        gives = any(at in later for later in parents[at + 1 :])
-        used = {step.tool.name for step in steps}
-        pool = [t for t in scene.domain.tools.values() if t.name not in used]
-        if gives:
-            pool = [t for t in pool if t.yields and (t.operation.pick or t.operation.op in DETAILS)]
-        steps.append(next_step(scratch, pool, scene.rng, [handles[parent] for parent in mine]))
-        handles.append(require_draw(handles_of(scene.domain, steps[at], at)) if gives else [])
-        scratch.call(steps[at].call)
-    require_draw(in_any_order(scene.episode, steps))
+    steps: list[Step] = []
+    handles_of: list[list[_Handle]] = []  # what each step offers to later ones
+    for number, parents in enumerate(parents_of):
+        is_parent = any(number in later for later in parents_of[number + 1 :])
+        tools = _tools_for_step(draft.domain, steps, is_parent)
+        parent_handles = [handles_of[parent] for parent in parents]
+        step = _draw_step(scratch, tools, draft.rng, parent_handles)
+        steps.append(step)
+        handles: list[_Handle] = []
+        if is_parent:
+            handles = require_draw(_find_handles(draft.domain, step, number))
+        handles_of.append(handles)
+        scratch.call(step.call)
+    require_draw(_works_in_any_order(draft.episode, steps))
     return steps
 
 
-def next_step(
-    episode: Episode, tools: list[Tool], rng: random.Random, handles: list[list[Handle]]
+def _tools_for_step(domain: Domain, steps: Sequence[Step], is_parent: bool) -> list[Tool]:
+    """Returns the unused tools; for a parent only those whose results can be referred to."""
+    used_names = {step.tool.name for step in steps}
+    tools = []
+    for tool in domain.tools.values():
+        if tool.name in used_names:
+            continue
+        operation = tool.operation
+        can_be_parent = tool.yields and (operation.pick or operation.op in _SINGLE_ROW_OPERATIONS)
+        if can_be_parent or not is_parent:
+            tools.append(tool)
+    return tools
+
+
+def _draw_step(
+    episode: Episode, tools: list[Tool], rng: random.Random, parent_handles: list[list[_Handle]]
 ) -> Step:
-    for tool in rng.sample(tools, min(TOOLS_TRIED, len(tools))):
+    """Draw one of the tools with a call that succeeds and uses a handle of every parent."""
+    for tool in rng.sample(tools, min(_TOOLS_TRIED, len(tools))):
         with suppress(DrawFailed):
-            links = match(tool, handles, rng)
-            given = {name: handle.key for name, handle in links.items()}
-            for _ in range(CALLS_TRIED if links else 1):
-                call = require_draw(episode.sample(tool, rng, using(tool, tool.operation.goal)))
-                call = replace(call, arguments=call.arguments | given)
+            links = _link_parameters(tool, parent_handles, rng)
+            linked_values = {name: handle.key for name, handle in links.items()}
+            mentioned = using(tool, tool.operation.goal)
+            for _ in range(_CALLS_TRIED if links else 1):
+                call = require_draw(episode.sample(tool, rng, mentioned))
+                call = replace(call, arguments=call.arguments | linked_values)
                 result = episode.fork().call(call)
                 if outcome_of(result) == "ok":
                     return Step(tool, call, result, links)
     raise DrawFailed
 
 
-def match(tool: Tool, handles: list[list[Handle]], rng: random.Random) -> dict[str, Handle]:
-    """One parameter for one handle of every parent."""
-    links: dict[str, Handle] = {}
-    named = using(tool, tool.operation.goal)
-    takes = {n: e for n, e in tool.takes.items() if n in named and not tool.params[n].many}
-    for offered in handles:
-        free = [(name, entity) for name, entity in takes.items() if name not in links]
-        fits = [(name, h) for name, entity in free for h in offered if entity == h.entity]
-        name, handle = rng.choice(require_draw(fits))
+def _link_parameters(
+    tool: Tool, parent_handles: list[list[_Handle]], rng: random.Random
+) -> dict[str, _Handle]:
+    """Choose for every parent one of its handles and a parameter that takes it."""
+    mentioned = using(tool, tool.operation.goal)
+    entity_of = {}
+    for name, entity in tool.takes.items():
+        if name in mentioned and not tool.params[name].many:
+            entity_of[name] = entity
+
+    links: dict[str, _Handle] = {}
+    for handles in parent_handles:
+        fitting = []
+        for name, entity in entity_of.items():
+            if name not in links:
+                fitting += [(name, handle) for handle in handles if handle.entity == entity]
+        name, handle = rng.choice(require_draw(fitting))
         links[name] = handle
     return links
 
 
-def handles_of(domain: Domain, step: Step, at: int) -> list[Handle]:
-    """The keys in a step's answer that were not among what it was given."""
-    operation = step.tool.operation
-    own = getattr(operation, "into", "") or operation.entity
-    found = []
-    for pattern, entity in step.tool.yields.items():
+def _find_handles(domain: Domain, step: Step, number: int) -> list[_Handle]:
+    """Returns the keys in a step's result that were not among its arguments."""
+    handles = []
+    for pattern, entity_name in step.tool.yields.items():
         path = pattern.replace("[]", ".0")
         key = value_at(step.result, path.split("."))
         if not isinstance(key, str) or key in step.call.arguments.values():
             continue
-        known, last = domain.entities[entity], pattern.removesuffix("[]").split(".")[-1]
-        phrase = ""
-        if entity == own and last == known.key:
-            phrase = operation.pick
-        elif operation.op in DETAILS and last.endswith("_id") and entity != own:
-            phrase = f"its {last.removesuffix('_id').replace('_', ' ')}"
-        if phrase:
-            full = f"the {known.noun} of the {ORDINAL[at]} step"
-            found.append(Handle(at, path, key, entity, phrase, full))
-    return found
+        short_phrase = _refer_to_key(domain, step.tool, pattern, entity_name)
+        if short_phrase:
+            noun = domain.entities[entity_name].noun
+            full_phrase = f"the {noun} of the {_ORDINALS[number]} step"
+            handles.append(_Handle(number, path, key, entity_name, short_phrase, full_phrase))
+    return handles
+
+
+def _refer_to_key(domain: Domain, tool: Tool, pattern: str, entity_name: str) -> str:
+    """Returns a phrase for a key in the tool's result; empty if there is none."""
+    operation = tool.operation
+    own_entity = getattr(operation, "into", "") or operation.entity
+    field_name = pattern.removesuffix("[]").split(".")[-1]
+    if entity_name == own_entity:
+        if field_name == domain.entities[entity_name].key:
+            return operation.pick
+    elif operation.op in _SINGLE_ROW_OPERATIONS and field_name.endswith("_id"):
+        return f"its {field_name.removesuffix('_id').replace('_', ' ')}"
+    return ""
 
 
 def value_at(value: Any, path: Sequence[str]) -> Any:
+    """Returns the value at a path into lists and objects, or None if there is none."""
     try:
-        return reduce(go, path, value)
+        for key in path:
+            value = go(value, key)
     except (LookupError, TypeError):
         return None
+    return value
 
 
-def edges(steps: Sequence[Step]) -> list[tuple[int, int]]:
-    return sorted({(h.step, at) for at, step in enumerate(steps) for h in step.links.values()})
+# Orders of the steps
 
 
-def in_any_order(episode: Episode, steps: list[Step]) -> bool:
-    """Does every order that respects the dependencies give the same answers and the same end?"""
-    before, ends, every = edges(steps), [], permutations(range(len(steps)))
-    right = (o for o in every if all(o.index(a) < o.index(b) for a, b in before))
-    for order in islice(right, ORDERS_TRIED):
+def _edges(steps: Sequence[Step]) -> list[tuple[int, int]]:
+    """Returns which step has to come before which."""
+    pairs = set()
+    for number, step in enumerate(steps):
+        for handle in step.links.values():
+            pairs.add((handle.step, number))
+    return sorted(pairs)
+
+
+def _works_in_any_order(episode: Episode, steps: Sequence[Step]) -> bool:
+    """Returns whether every allowed order gives the same answers and the same end state."""
+    end_states = []
+    for order in islice(_allowed_orders(steps), _ORDERS_TRIED):
         run = episode.fork()
-        if any(run.call(steps[at].call) != steps[at].result for at in order):
-            return False
-        ends.append(run.changes())
-    return all(end == ends[0] for end in ends)
+        for number in order:
+            if run.call(steps[number].call) != steps[number].result:
+                return False
+        end_states.append(run.changes())
+    return all(state == end_states[0] for state in end_states)
+
+
+def _allowed_orders(steps: Sequence[Step]) -> Iterator[tuple[int, ...]]:
+    """All orders of the steps in which every step comes after those that it depends on."""
+    edges = _edges(steps)
+    for order in permutations(range(len(steps))):
+        if all(order.index(before) < order.index(after) for before, after in edges):
+            yield order
+
+
+# Asking for a plan, and writing it down
+
+
+def request_plan(draft: DialogDraft, steps: Sequence[Step]) -> None:
+    """Let the user ask for the steps, in verb phrases that only point at linked values."""
+    goals = [_phrase_goal(steps, number) for number in range(len(steps))]
+    frame = draft.kind.plan_frame
+    if not frame:
+        frame = "in_sequence" if any(step.links for step in steps) else "in_parallel"
+    opening, between, before_last, end = draft.draw_frame(frame)
+    draft.add_user(opening + between.join(goals[:-1]) + before_last + goals[-1] + end)
+    draft.used_tools = {step.tool.name: step.tool for step in steps}
+
+
+def _phrase_goal(steps: Sequence[Step], number: int) -> str:
+    """Returns the step's goal, with phrases for values that earlier steps return."""
+    step = steps[number]
+    text = step.tool.operation.goal
+    for name, handle in step.links.items():
+        between = steps[handle.step + 1 : number]
+        phrase = handle.short_phrase
+        if _is_ambiguous(handle, between):
+            phrase = handle.full_phrase
+        text = text.replace(f"{{{name}}}", phrase)
+    return fill(text, step.call.arguments)
+
+
+def _is_ambiguous(handle: _Handle, steps_between: Sequence[Step]) -> bool:
+    """Returns whether the short phrase might refer to one of the steps in between."""
+    for step in steps_between:
+        if handle.entity in step.tool.yields.values():
+            return True
+    return bool(steps_between) and bool(_PRONOUN.search(handle.short_phrase))
 
 
 def written(*calls: ToolCall) -> list[Json]:
+    """Returns the calls as a task's gold answer holds them."""
     return [{"name": call.name, "arguments": call.arguments} for call in calls]
 
 
 def plan_to_gold(steps: Sequence[Step]) -> Json:
-    """`{"steps": [{"id", "tool", "arguments"}], "edges": [[a, b]], "calls": […]}`; an argument that
-    an earlier step gives is `{"$from": "s1.flights.0.flight_id"}`."""
-    plan = []
-    for at, step in enumerate(steps, 1):
-        linked = {n: {"$from": f"s{h.step + 1}.{h.path}"} for n, h in step.links.items()}
-        arguments = step.call.arguments | linked
-        plan.append({"id": f"s{at}", "tool": step.tool.name, "arguments": arguments})
-    pairs = [[f"s{a + 1}", f"s{b + 1}"] for a, b in edges(steps)]
-    return {"steps": plan, "edges": pairs, "calls": written(*(step.call for step in steps))}
+    """Returns `{"steps": [{"id", "tool", "arguments"}], "edges": [[a, b]], "calls": […]}`.
 
-
-def run_gold(world: World, gold: Json, where: str) -> tuple[Episode, list[Json]]:
-    """The fresh episode of a task after its gold steps, or else its gold calls, all of which must
-    succeed; and the calls, with earlier answers put where steps ask for them."""
-    episode = world.episode(gold["categories"], gold["seed"], gold["family"])
-    results: dict[str, Json] = {}
-    calls = []
-    for step in gold.get("steps") or gold["calls"]:
-        given = {n: resolve(value, results, where) for n, value in step["arguments"].items()}
-        call = ToolCall(step["tool"] if "id" in step else step["name"], given)
-        result = results[step.get("id", "")] = episode.call(call)
-        if outcome_of(result) != "ok":
-            raise SharpenError(f"{where}: the gold call of {call.name} fails: {result}")
-        calls.append(call)
-    return episode, written(*calls)
-
-
-def resolve(value: Any, results: dict[str, Json], where: str) -> Any:
-    if not (isinstance(value, dict) and "$from" in value):
-        return value
-    step, *path = value["$from"].split(".")
-    found = value_at(results.get(step, {}), path)
-    if found is None:
-        raise SharpenError(f"{where}: {value['$from']} is not there")
-    return found
-
-
-def verify_gold(world: World, gold: Json, where: str) -> None:
-    """What a task says is right must succeed and end where the task says it does."""
-    if "calls" in gold:
-        episode, calls = run_gold(world, gold, where)
-        if calls != gold["calls"] or episode.digest() != gold["state"]:
-            raise SharpenError(f"{where}: the gold calls do not reach the recorded end state")
+    An argument that an earlier step gives is `{"$from": "s1.flights.0.flight_id"}`.
+    """
+    rows = []
+    for number, step in enumerate(steps, 1):
+        arguments = dict(step.call.arguments)
+        for name, handle in step.links.items():
+            arguments[name] = {"$from": f"s{handle.step + 1}.{handle.path}"}
+        rows.append({"id": f"s{number}", "tool": step.tool.name, "arguments": arguments})
+    edges = [[f"s{before + 1}", f"s{after + 1}"] for before, after in _edges(steps)]
+    calls = [step.call for step in steps]
+    return {"steps": rows, "edges": edges, "calls": written(*calls)}

@@ -1,16 +1,22 @@
-"""Rows from what is at hand (samples, ReAct text, logs, scored trajectories, renamed dialogs), rows
-that a policy writes, of which only what passes a verifier is kept, and long contexts."""
+"""Training rows from what is at hand: hand-written samples, ReAct steps, logs and trajectories.
+
+Users call these from their own scripts: `from sharpen import ToolCallDataGenerator`. Data that a
+policy writes is in `policy_samples.py`.
+"""
 
 from __future__ import annotations
 
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 
-from sharpen.data.generate.dialog_draft import frames
+# `sharpen` and `evals/benchmarks.py` take these two from here
+from sharpen.data.generate.policy_samples import (  # noqa: F401
+    LongContextDataGenerator,
+    ReasoningDataGenerator,
+)
 from sharpen.envs.perturb import Names, fields_of
 from sharpen.rewards.calls import call_problems
 from sharpen.rows import dialog_to_row, tools_from_wire
@@ -18,29 +24,22 @@ from sharpen.types import (
     Dialog,
     Json,
     Message,
-    Policy,
     Preference,
-    Sampling,
     SharpenError,
     StopReason,
     Task,
     ToolCall,
     Trajectory,
-    Turn,
 )
-from sharpen.world.fields import shared_pools
-from sharpen.world.state import seeded
-
-Verifier = Callable[[str, str], bool]  # (response, right answer) → is it right?
-ODD_ONE = "One sentence above has nothing to do with the others. Which one is it?"
 
 
 class ToolCallDataGenerator:
-    """Samples over one set of tools, to whose schemas every call must fit."""
+    """Makes rows over one set of tools. Every call has to fit the schema of its tool."""
 
     def __init__(self, tools: list[Json], system: str = ""):
         self.tools = tools_from_wire(tools, "tools")
-        self.tool_names, self.system = [tool.name for tool in self.tools], system
+        self.tool_names = [tool.name for tool in self.tools]
+        self.system = system
 
     def generate_sft_sample(
         self,
@@ -50,28 +49,36 @@ class ToolCallDataGenerator:
         tool_result: str,
         final_response: str,
     ) -> Json:
-        """Question → call → result → answer."""
-        step = {"tool": expected_tool, "args": expected_args, "result": tool_result}
-        last = step | {"final_response": final_response}
-        return self.generate_multi_tool_sample(user_query, [last])
+        """Returns a row with one call: question, call, result, answer."""
+        step = {
+            "tool": expected_tool,
+            "args": expected_args,
+            "result": tool_result,
+            "final_response": final_response,
+        }
+        return self.generate_multi_tool_sample(user_query, [step])
 
     def generate_multi_tool_sample(self, user_query: str, tool_sequence: list[Json]) -> Json:
-        """Steps `{"tool", "args", "result", "reasoning"?}`; the last one has `final_response`."""
+        """Returns a row with several calls.
+
+        Steps are `{"tool", "args", "result", "reasoning"?}`; the last one has `final_response`.
+        """
         messages = []
         for number, step in enumerate(tool_sequence, 1):
             call = ToolCall(step["tool"], step["args"], f"call_{number}")
-            asked = Message("assistant", step.get("reasoning", ""), (call,))
-            if problems := call_problems(asked, self.tools):
-                raise SharpenError(f"{user_query!r}: {'; '.join(problems)}")
-            result = Message("tool", step["result"], name=call.name, tool_call_id=call.id)
-            messages += [asked, result]
+            call_message = Message("assistant", step.get("reasoning", ""), (call,))
+            problems = call_problems(call_message, self.tools)
+            if problems:
+                raise SharpenError(f"{user_query!r}: step {number}: {'; '.join(problems)}")
+            messages.append(call_message)
+            messages.append(Message("tool", step["result"], name=call.name, tool_call_id=call.id))
         if not tool_sequence or not tool_sequence[-1].get("final_response"):
-            raise SharpenError(f"{user_query!r}: the last step needs a final_response")
-        return self.row(user_query, messages, tool_sequence[-1]["final_response"])
+            raise SharpenError(f"{user_query!r}: the last step has no final_response; add one")
+        return self._to_row(user_query, messages, tool_sequence[-1]["final_response"])
 
     def generate_no_tool_sample(self, user_query: str, final_response: str) -> Json:
-        """The tools are there and none is needed."""
-        return self.row(user_query, [], final_response)
+        """Returns a row in which tools are offered and none is called."""
+        return self._to_row(user_query, [], final_response)
 
     def generate_retry_sample(
         self,
@@ -80,47 +87,68 @@ class ToolCallDataGenerator:
         tool_sequence: list[Json],
         reasoning: str = "That failed, so I try again.",
     ) -> Json:
-        """Calls that fail (`{"tool", "args", "error"}`), then those that work."""
-        failed = [step | {"result": json.dumps({"error": step["error"]})} for step in failures]
-        told = [{"reasoning": reasoning} | step for step in [*failed[1:], tool_sequence[0]]]
-        return self.generate_multi_tool_sample(user_query, [*failed[:1], *told, *tool_sequence[1:]])
+        """Returns a row with calls that fail (`{"tool", "args", "error"}`) before those that work.
 
-    def row(self, query: str, messages: Sequence[Message], answer: str) -> Json:
-        system = (Message("system", self.system),) if self.system else ()
-        said = (*system, Message("user", query), *messages, Message("assistant", answer))
-        return dialog_to_row(Dialog(said, self.tools))
+        Every call after a failure is introduced by `reasoning`, unless it has its own.
+        """
+        steps: list[Json] = []
+        for failure in failures:
+            step = failure | {"result": json.dumps({"error": failure["error"]})}
+            if steps:
+                step = {"reasoning": reasoning} | step
+            steps.append(step)
+        steps.append({"reasoning": reasoning} | tool_sequence[0])
+        steps += tool_sequence[1:]
+        return self.generate_multi_tool_sample(user_query, steps)
+
+    def _to_row(self, query: str, messages: Sequence[Message], answer: str) -> Json:
+        """Returns the row of a dialog between the question and the answer."""
+        dialog_messages = [Message("user", query), *messages, Message("assistant", answer)]
+        if self.system:
+            dialog_messages.insert(0, Message("system", self.system))
+        return dialog_to_row(Dialog(tuple(dialog_messages), self.tools))
 
 
 class ReActDataGenerator:
-    """Thought, Action, Action Input, Observation, Final Answer as text."""
+    """Makes ReAct text: Thought, Action, Action Input, Observation, Final Answer."""
 
     def generate_react_trajectory(self, question: str, trajectory: list[Json]) -> str:
+        """Returns the text of the steps; a step has an `action` or a `final_answer`."""
         lines = []
         for number, step in enumerate(trajectory, 1):
-            acting = ("action", "action_input", "observation")
-            for key in ("thought", *(acting if "action" in step else ("final_answer",))):
+            keys = ["thought", "final_answer"]
+            if "action" in step:
+                keys = ["thought", "action", "action_input", "observation"]
+            for key in keys:
                 if key not in step:
                     raise SharpenError(f"{question!r}: step {number} has no {key}")
                 text = step[key]
-                text = text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
+                if not isinstance(text, str):
+                    text = json.dumps(text, ensure_ascii=False)
                 lines.append(f"{key.replace('_', ' ').title()}: {text}")
         return "\n".join(lines) + "\n"
 
     def generate_from_logs(self, interaction_logs: list[Json]) -> list[Json]:
-        """Rows from the logs that say `success`."""
+        """Returns a row for every log with `success`."""
         rows = []
-        for log in (log for log in interaction_logs if log.get("success", False)):
-            steps, question = log["trajectory"], log["question"]
-            row = {"question": question}
-            row["react_trajectory"] = self.generate_react_trajectory(question, steps)
-            used = list(dict.fromkeys(step["action"] for step in steps if "action" in step))
-            rows.append(row | {"tools_used": log.get("tools_used") or used})
+        for log in interaction_logs:
+            if not log.get("success", False):
+                continue
+            steps = log["trajectory"]
+            actions = [step["action"] for step in steps if "action" in step]
+            text = self.generate_react_trajectory(log["question"], steps)
+            row = {
+                "question": log["question"],
+                "react_trajectory": text,
+                "tools_used": log.get("tools_used") or list(dict.fromkeys(actions)),
+            }
+            rows.append(row)
         return rows
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which trajectories are fit to learn from."""
+    """Which trajectories are good enough to learn from."""
 
     min_score: float = 1.0
     max_turns: int = 12
@@ -128,180 +156,123 @@ class Filters:
     answered: bool = True  # the episode ended with an answer, not with a limit
 
     def reason(self, task: Task, trajectory: Trajectory) -> str:
-        """Why a trajectory is not kept; empty if it is."""
-        turns, score = trajectory.turns, trajectory.score
-        cut = trajectory.stop != StopReason.ANSWERED
-        said = [t.message for t in turns if t.message.tool_calls or t.message.unparsed]
-        reasons = {
-            "no turn": not turns,
-            "score": score is None or score.value < self.min_score,
-            "turns": len(turns) > self.max_turns,
-            f"stopped by {trajectory.stop}": cut and self.answered,
-            "invalid call": self.valid_calls and any(call_problems(m, task.tools) for m in said),
-        }
-        return next((reason for reason, holds in reasons.items() if holds), "")
+        """Returns why a trajectory is left out; empty if it is kept."""
+        score = trajectory.score
+        if not trajectory.turns:
+            return "no turn"
+        if score is None or score.value < self.min_score:
+            return "score"
+        if len(trajectory.turns) > self.max_turns:
+            return "turns"
+        if self.answered and trajectory.stop != StopReason.ANSWERED:
+            return f"stopped by {trajectory.stop}"
+        if self.valid_calls and _has_invalid_call(task, trajectory):
+            return "invalid call"
+        return ""
 
 
-def trajectory_to_dialog(task: Task, trajectory: Trajectory) -> Dialog:
-    said = [m for turn in trajectory.turns for m in (turn.message, *turn.results)]
-    score = {"score": trajectory.score.value} if trajectory.score else {}
-    metadata = trajectory.metadata | score
-    return Dialog((*task.messages, *said), task.tools, task.id, task.kind, metadata)
+def _has_invalid_call(task: Task, trajectory: Trajectory) -> bool:
+    """Returns whether a turn makes a call that is broken, not offered or does not fit."""
+    for turn in trajectory.turns:
+        message = turn.message
+        makes_calls = message.tool_calls or message.unparsed
+        if makes_calls and call_problems(message, task.tools):
+            return True
+    return False
 
 
 def sft_from_trajectories(
     pairs: Iterable[tuple[Task, Trajectory]], filters: Filters | None = None
 ) -> tuple[list[Dialog], Counter[str]]:
-    """Dialogs to learn from, each once, and how many were left out for which reason."""
-    kept: dict[str, Dialog] = {}
+    """Returns different dialogs to learn from, and how many were left out for which reason."""
+    filters = filters or Filters()
+    dialogs: dict[str, Dialog] = {}
     reasons: Counter[str] = Counter()
     for task, trajectory in pairs:
-        dialog = trajectory_to_dialog(task, trajectory)
-        key, reason = repr(dialog.messages), (filters or Filters()).reason(task, trajectory)
-        if reason or key in kept:
-            reasons[reason or "duplicate"] += 1
+        reason = filters.reason(task, trajectory)
+        if reason:
+            reasons[reason] += 1
+            continue
+        dialog = _trajectory_to_dialog(task, trajectory)
+        key = repr(dialog.messages)
+        if key in dialogs:
+            reasons["duplicate"] += 1
         else:
-            kept[key] = dialog
-    return list(kept.values()), reasons
+            dialogs[key] = dialog
+    return list(dialogs.values()), reasons
+
+
+def _trajectory_messages(trajectory: Trajectory) -> tuple[Message, ...]:
+    """Returns what the assistant and the tools said, in order."""
+    messages = []
+    for turn in trajectory.turns:
+        messages.append(turn.message)
+        messages += turn.results
+    return tuple(messages)
+
+
+def _trajectory_to_dialog(task: Task, trajectory: Trajectory) -> Dialog:
+    """Returns the task's messages and those of the trajectory as one dialog."""
+    messages = (*task.messages, *_trajectory_messages(trajectory))
+    metadata = dict(trajectory.metadata)
+    if trajectory.score:
+        metadata["score"] = trajectory.score.value
+    return Dialog(messages, task.tools, task.id, task.kind, metadata)
 
 
 def preference_pair(
     task: Task, trajectories: Sequence[Trajectory], margin: float = 0.0
 ) -> Preference | None:
-    """The best against the worst of one task's trajectories; None when they tie."""
-    scored = [(t.score.value, t) for t in trajectories if t.score is not None and t.turns]
+    """Returns the best and the worst of a task's trajectories as a pair.
+
+    None if their scores differ by no more than `margin`, or if fewer than two have a score.
+    """
+    scored = []
+    for trajectory in trajectories:
+        if trajectory.score is not None and trajectory.turns:
+            scored.append((trajectory.score.value, trajectory))
     if len(scored) < 2:
         return None
-    (high, best), (low, worst) = max(scored, key=itemgetter(0)), min(scored, key=itemgetter(0))
-    if high - low <= margin:
+    best_score, best = max(scored, key=lambda pair: pair[0])
+    worst_score, worst = min(scored, key=lambda pair: pair[0])
+    if best_score - worst_score <= margin:
         return None
-    said = [trajectory_to_dialog(task, t).messages[len(task.messages) :] for t in (best, worst)]
-    return Preference(task.messages, said[0], said[1], task.tools, task.id, high, low)
-
-
-def mask_functions(dialog: Dialog, seed: int = 0) -> Dialog:
-    """The dialog with meaningless tool and parameter names: descriptions have to be read."""
-    rng = random.Random(f"{seed}|{dialog.id}|{[tool.name for tool in dialog.tools]}")
-    own = {t.name: f"func_{rng.randrange(16**4):04x}_{i}" for i, t in enumerate(dialog.tools)}
-    names = Names(own, {tool.name: fields_of(tool) for tool in dialog.tools})
-    messages = [m if m.role == "user" else names.outward(m) for m in dialog.messages]
-    metadata: Json = dialog.metadata | {"masked": True}
-    if isinstance(metadata.get("target_tools"), list):
-        metadata["target_tools"] = [own.get(name, name) for name in metadata["target_tools"]]
-    name = f"{dialog.id}-masked" if dialog.id else ""
-    return replace(
-        dialog,
-        messages=tuple(messages),
-        tools=tuple(map(names.tool, dialog.tools)),
-        id=name,
-        metadata=metadata,
+    return Preference(
+        prompt=task.messages,
+        chosen=_trajectory_messages(best),
+        rejected=_trajectory_messages(worst),
+        tools=task.tools,
+        id=task.id,
+        chosen_score=best_score,
+        rejected_score=worst_score,
     )
 
 
-def replies(
-    policy: Policy, prompts: Sequence[str], max_tokens: int, temperature: float, seed: int
-) -> list[Turn]:
-    dialogs = [Dialog((Message("user", prompt),)) for prompt in prompts]
-    return policy.respond(dialogs, Sampling(max_tokens, temperature, seed=seed))
+def mask_functions(dialog: Dialog, seed: int = 0) -> Dialog:
+    """Returns the dialog with meaningless names of tools and parameters.
 
+    A model trained on it has to read the descriptions. The user's words stay as they are.
+    """
+    tool_names = [tool.name for tool in dialog.tools]
+    rng = random.Random(f"{seed}|{dialog.id}|{tool_names}")
+    masked_names = {}
+    parameter_names = {}
+    for number, tool in enumerate(dialog.tools):
+        masked_names[tool.name] = f"func_{rng.randrange(16**4):04x}_{number}"
+        parameter_names[tool.name] = fields_of(tool)
+    names = Names(masked_names, parameter_names)
 
-class ReasoningDataGenerator:
-    """`policy` solves, `verify` decides; a local model, a server or a script will do."""
-
-    def __init__(self, policy: Policy, verify: Verifier, max_tokens: int = 1024, seed: int = 0):
-        self.policy, self.verify, self.max_tokens, self.seed = policy, verify, max_tokens, seed
-
-    def generate_cot_data(self, questions: Sequence[str], answers: Sequence[str]) -> list[Json]:
-        """`{"question", "reasoning", "answer"}` for every question that was solved."""
-        if len(questions) != len(answers):
-            raise SharpenError(f"{len(questions)} questions, but {len(answers)} answers")
-        texts = self.solve(questions, answers, [""] * len(answers), 0.3)
-        rows = zip(questions, texts, answers, strict=True)
-        return [{"question": q, "reasoning": text, "answer": a} for q, text, a in rows if text]
-
-    def generate_diverse_solutions(
-        self, question: str, answer: str, n_solutions: int = 5
-    ) -> list[str]:
-        """Different right solutions, one try for each approach."""
-        approaches = frames("reasoning")["approaches"]
-        hints = [f"\n{approaches[i % len(approaches)]}" for i in range(n_solutions)]
-        texts = self.solve([question] * n_solutions, [answer] * n_solutions, hints, 0.7)
-        return list(dict.fromkeys(text for text in texts if text))
-
-    def solve(
-        self, questions: Sequence[str], answers: Sequence[str], hints: list[str], temperature: float
-    ) -> list[str]:
-        """Solutions in order; empty where one is wrong or did not come to an end."""
-        prompt, found = frames("reasoning")["prompt"], []
-        asked = [prompt.format(question=q) + h for q, h in zip(questions, hints, strict=True)]
-        turns = replies(self.policy, asked, self.max_tokens, temperature, self.seed)
-        for turn, answer in zip(turns, answers, strict=True):
-            text = turn.message.content if turn.stop == StopReason.ANSWERED else ""
-            found.append(text if text and self.verify(text, answer) else "")
-        return found
-
-
-class LongContextDataGenerator:
-    """Lengths are in characters; `filler` are sentences of one's own to hide needles among."""
-
-    def __init__(self, policy: Policy | None = None, filler: Sequence[str] = (), seed: int = 0):
-        self.policy, self.filler, self.seed = policy, tuple(filler), seed
-
-    def generate_needle_in_haystack(
-        self,
-        context_length: int,
-        needle: str,
-        needle_position: float = 0.5,
-        question: str = ODD_ONE,
-        answer: str | None = None,
-    ) -> Json:
-        """`needle` between two sentences, as near to `needle_position` (0 to 1) as they allow."""
-        if not 0 <= needle_position <= 1 or context_length <= len(needle):
-            asked = f"a needle of {len(needle)} characters at {needle_position} does not fit into "
-            raise SharpenError(f"{asked}{context_length}: the position is between 0 and 1")
-        room, passed, before, after = context_length - len(needle) - 1, 0, [], []
-        for sentence in self.sentences(needle):
-            if passed + len(sentence) + 1 > room:
-                break
-            early = passed + len(sentence) / 2 < needle_position * context_length
-            (before if early else after).append(sentence)
-            passed += len(sentence) + 1
-        context, answer = " ".join([*before, needle, *after]), needle if answer is None else answer
-        row = {"context": context, "question": question, "answer": answer}
-        return row | {"needle_position": needle_position}
-
-    def sentences(self, needle: str) -> Iterator[str]:
-        rng, pools = seeded("haystack", self.seed, needle), shared_pools()
-        while self.filler:
-            yield rng.choice(self.filler)
-        while True:
-            text = rng.choice(frames("haystack"))
-            yield text.format(**{name: rng.choice(pool) for name, pool in pools.items()})
-
-    def generate_multi_doc_qa(
-        self,
-        documents: Sequence[str],
-        question: str,
-        relevant_doc_indices: Sequence[int],
-        answer: str | None = None,
-    ) -> Json:
-        """All documents under numbered headings; indices count from 0."""
-        for index in relevant_doc_indices:
-            if not 0 <= index < len(documents):
-                raise SharpenError(f"there is no document {index}: {len(documents)} were given")
-        parts = [f"=== Document {i} ===\n{text}" for i, text in enumerate(documents, 1)]
-        row: Json = {"context": "\n\n".join(parts), "question": question}
-        row |= {"relevant_docs": list(relevant_doc_indices), "n_documents": len(documents)}
-        return row if answer is None else row | {"answer": answer}
-
-    def generate_long_form_completion(self, prompt: str, target_length: int) -> Json:
-        """A long text by the policy, with the length it really has."""
-        if self.policy is None:
-            raise SharpenError("long text is written by a policy: LongContextDataGenerator(policy)")
-        asked = f"{prompt}\n\nWrite about {target_length} characters."
-        turn = replies(self.policy, [asked], max(16, target_length // 3), 0.7, self.seed)[0]
-        text, complete = turn.message.content, turn.stop == StopReason.ANSWERED
-        if not text:
-            raise SharpenError(f"the policy wrote nothing for {prompt[:60]!r} ({turn.stop})")
-        row: Json = {"prompt": prompt, "completion": text, "target_length": target_length}
-        return row | {"length": len(text), "complete": complete}
+    messages = []
+    for message in dialog.messages:
+        messages.append(message if message.role == "user" else names.outward(message))
+    metadata: Json = dialog.metadata | {"masked": True}
+    targets = metadata.get("target_tools")
+    if isinstance(targets, list):
+        metadata["target_tools"] = [masked_names.get(name, name) for name in targets]
+    return replace(
+        dialog,
+        messages=tuple(messages),
+        tools=tuple(names.tool(tool) for tool in dialog.tools),
+        id=f"{dialog.id}-masked" if dialog.id else "",
+        metadata=metadata,
+    )

@@ -1,5 +1,8 @@
-"""The starter set of the quickstart: one request, three candidate tools, one right call, as
-`starter.yaml` has them."""
+"""The starter set of the quickstart: one request, three tools on offer, one right call.
+
+The `quickstart` recipe and many tests call `starter_dialogs`. Requests and values are in
+`starter.yaml`.
+"""
 
 from __future__ import annotations
 
@@ -7,43 +10,66 @@ import random
 from typing import Literal
 
 from sharpen.config import read_yaml
-from sharpen.data.generate.dialog_draft import HERE
 from sharpen.data.generate.plans import written
-from sharpen.types import Dialog, Message, Task, ToolCall, ToolSpec
+from sharpen.data.generate.sets import HERE
+from sharpen.types import Dialog, Json, Message, Task, ToolCall, ToolSpec
 
-CANDIDATES = 3
-MOST_MISSES = 2000  # in a row: then there is nothing new left to say
+_CANDIDATES = 3
+_TURNS_END = 50  # misses in a row after which tools no longer take turns
+_MAX_MISSES = 2000  # in a row: then every request has been made
 
 
 def starter_dialogs(split: Literal["train", "test"], count: int, seed: int = 0) -> list[Dialog]:
-    """Requests with their right call, each different from all others of the split."""
+    """Returns up to `count` dialogs with different requests, each with its right call."""
     tools = read_yaml(HERE / "starter.yaml")["tools"]
-    specs = {}
-    for name, tool in tools.items():
-        schema = {"type": "object", "properties": tool["parameters"]}
-        schema["required"] = list(tool["parameters"])
-        specs[name] = ToolSpec(name, tool["description"], schema)
-    chance, names, misses = random.Random(f"starter:{split}:{seed}"), list(tools), 0
+    names = list(tools)
+    specs = {name: _tool_spec(name, tool) for name, tool in tools.items()}
+    rng = random.Random(f"starter:{split}:{seed}")
     dialogs: dict[str, Dialog] = {}
-    while len(dialogs) < count and misses < MOST_MISSES:
-        name = names[len(dialogs) % len(names)] if misses < 50 else chance.choice(names)
-        values = {}
-        for field, schema in tools[name]["parameters"].items():
-            values[field] = chance.choice(schema.get("enum") or tools[name]["values"][field][split])
-        request = chance.choice(tools[name][split]).format(**values)
-        others = chance.sample([n for n in names if n != name], CANDIDATES - 1)
-        offered = tuple(specs[n] for n in chance.sample([name, *others], CANDIDATES))
-        misses += 1
-        if request not in dialogs:
-            misses, row = 0, f"starter-{split}-{len(dialogs)}"
-            call = Message("assistant", tool_calls=(ToolCall(name, values),))
-            said = Message("user", request), call
-            dialogs[request] = Dialog(said, offered, row, "tool_selection")
+    misses = 0
+    while len(dialogs) < count and misses < _MAX_MISSES:
+        name = names[len(dialogs) % len(names)]  # the tools take turns …
+        if misses >= _TURNS_END:
+            name = rng.choice(names)  # … until one of them has no new request left
+        values = _draw_values(tools[name], split, rng)
+        request = rng.choice(tools[name][split]).format(**values)
+        others = rng.sample([other for other in names if other != name], _CANDIDATES - 1)
+        offered_names = rng.sample([name, *others], _CANDIDATES)
+        if request in dialogs:
+            misses += 1
+            continue
+        misses = 0
+        call = ToolCall(name, values)
+        dialogs[request] = Dialog(
+            messages=(Message("user", request), Message("assistant", tool_calls=(call,))),
+            tools=tuple(specs[offered] for offered in offered_names),
+            id=f"starter-{split}-{len(dialogs)}",
+            task_type="tool_selection",
+        )
     return list(dialogs.values())
 
 
+def _tool_spec(name: str, tool: Json) -> ToolSpec:
+    """Returns the spec of a tool in `starter.yaml`; all its parameters are required."""
+    parameters = {
+        "type": "object",
+        "properties": tool["parameters"],
+        "required": list(tool["parameters"]),
+    }
+    return ToolSpec(name, tool["description"], parameters)
+
+
+def _draw_values(tool: Json, split: str, rng: random.Random) -> Json:
+    """Draw a value for every parameter of a tool."""
+    values = {}
+    for name, schema in tool["parameters"].items():
+        options = schema.get("enum") or tool["values"][name][split]
+        values[name] = rng.choice(options)
+    return values
+
+
 def starter_task(dialog: Dialog) -> Task:
-    """The same request as something to be solved."""
-    user, answer = dialog.messages
+    """Returns the dialog's request as a task with its call as gold."""
+    request, answer = dialog.messages
     gold = {"calls": written(*answer.tool_calls)}
-    return Task(dialog.id, user.content, dialog.tools, gold, kind="call")
+    return Task(dialog.id, request.content, dialog.tools, gold, kind="calls")

@@ -1,6 +1,9 @@
-"""Dialogs and a benchmark for one's own tools: a Python file of `@tool` functions, which are really
-executed, or an OpenAPI file, whose rows end with the call. Values are drawn from the schemas,
-requests worded from the descriptions, or by a policy. The splits differ in values and wording only.
+"""Build dialogs and a benchmark for a user's own tools.
+
+`sharpen data build --tools FILE` calls `build_own`. FILE is a Python file of `@tool` functions,
+which are really executed, or an OpenAPI file, whose rows end with the call. Arguments are drawn
+from the schemas; requests are worded from the descriptions, or by a policy. The splits differ in
+values and wording only.
 """
 
 from __future__ import annotations
@@ -8,260 +11,264 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
-from itertools import islice
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from sharpen.config import read_yaml
-from sharpen.data.generate import build
-from sharpen.data.generate.dialog_draft import frames, parts
-from sharpen.data.generate.plans import value_at, written
-from sharpen.data.generate.samples import replies
+from sharpen.data.generate.build import SPLITS, portions, refuse_foreign, write_sets
+from sharpen.data.generate.openapi import openapi_tools
+from sharpen.data.generate.plans import written
+from sharpen.data.generate.policy_samples import ask_policy
+from sharpen.data.generate.schema_values import draw_call
+from sharpen.data.generate.sets import frames, parts
 from sharpen.records import sha256_file
 from sharpen.rows import dialog_to_row, task_to_row, tool_to_wire
-from sharpen.tools import ToolResult, check_call, load_tools, recursive_ref
+from sharpen.tools import ToolResult, check_call, load_tools
 from sharpen.types import Dialog, Json, Message, Policy, SharpenError, Task, ToolCall, ToolSpec
-from sharpen.world.fields import TODAY, Family, part, sentence, shared_pools
+from sharpen.world.fields import Family, sentence
 from sharpen.world.phrases import spoken
 from sharpen.world.state import seeded
 
-METHODS = ("get", "post", "put", "patch", "delete")
-ROWS_PER_TOOL, CANDIDATES, TRIES = 40, 5, 40
-SHARES = {"call": 0.6, "ask": 0.2, "decline": 0.2}
-DIFFICULTY = {"call": "easy", "ask": "medium", "decline": "hard"}
+_ROWS_PER_TOOL = 40
+_CANDIDATES = 5  # tools on offer
+_TRIES = 40  # draws per row, and calls before a tool is left out
+_SHARES = {"call": 0.6, "ask": 0.2, "decline": 0.2}
+_DIFFICULTIES = {"call": "easy", "ask": "medium", "decline": "hard"}
+_MAX_REASON_CHARACTERS = 200
+_REPHRASING_TOKENS = 96
+_REPHRASING_TEMPERATURE = 0.7
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class _UserTool:
+    """A tool of the user; `run` is None where only its schema is known."""
+
     spec: ToolSpec
-    run: Callable[[Json], ToolResult] | None = None  # None: only the schema is known
+    run: Callable[[Json], ToolResult] | None = None
 
 
-def load_own(path: Path) -> list[Own]:
-    if path.suffix == ".py":
-        return [Own(tool.spec, tool.run) for tool in load_tools(path).values()]
-    if path.suffix in (".json", ".yaml", ".yml"):
-        return [Own(spec) for spec in openapi_tools(path)]
-    raise SharpenError(f"{path}: expected a .py file with @tool functions, or an OpenAPI file")
-
-
-def openapi_tools(path: Path) -> list[ToolSpec]:
-    """One tool for each operation of an OpenAPI document, with all its parameters in one schema."""
-    document = read_yaml(path)  # JSON is YAML
-    if not isinstance(document, dict) or not isinstance(document.get("paths"), dict):
-        raise SharpenError(f"{path}: not an OpenAPI document: it has no paths")
-    if cycle := recursive_ref(document):
-        raise SharpenError(f"{path}: $ref {cycle!r} contains itself")
-    found: dict[str, ToolSpec] = {}
-    for route, methods in document["paths"].items():
-        for method in (m for m in METHODS if isinstance((methods or {}).get(m), dict)):
-            shared = methods.get("parameters", [])
-            spec = operation_spec(document, f"{method} {route}", methods[method], shared)
-            if spec.name in found:
-                raise SharpenError(f"{path}: two operations are called {spec.name!r}")
-            found[spec.name] = spec
-    if not found:
-        raise SharpenError(f"{path}: it has no operations")
-    return list(found.values())
-
-
-def operation_spec(document: Json, route: str, operation: Json, shared: list[Json]) -> ToolSpec:
-    given = inlined([*shared, *operation.get("parameters", [])], document, route)
-    body = inlined(operation.get("requestBody") or {}, document, route)
-    schema = body.get("content", {}).get("application/json", {}).get("schema", {})
-    properties = {}
-    for parameter in given:
-        kind = parameter.get("schema") or {"type": parameter.get("type", "string")}
-        told = parameter.get("description")
-        properties[parameter["name"]] = kind | ({"description": told} if told else {})
-    properties |= schema.get("properties", {})
-    required = {p["name"] for p in given if p.get("required")} | {*schema.get("required", [])}
-    parameters = {"type": "object", "properties": properties, "required": sorted(required)}
-    name = re.sub(r"\W+", "_", operation.get("operationId") or route).strip("_")
-    about = operation.get("description") or operation.get("summary") or route
-    return ToolSpec(name, about, parameters)
-
-
-def inlined(value: Any, document: Json, where: str) -> Any:
-    """The value with local references put in their place."""
-    if isinstance(value, list):
-        return [inlined(item, document, where) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "$ref" not in value:
-        return {key: inlined(item, document, where) for key, item in value.items()}
-    target = value_at(document, str(value["$ref"]).removeprefix("#/").split("/"))
-    if target is None:
-        raise SharpenError(f"{where}: $ref {value['$ref']!r} leads nowhere in the file")
-    return inlined(target, document, where)
-
-
-def draw_value(name: str, schema: Json, split: Family, rng: random.Random) -> Any:
-    """A value that the schema allows; what it lists itself comes first."""
-    options = schema.get("anyOf") or schema.get("oneOf")
-    if options:
-        schema = next((o for o in options if o.get("type") != "null"), options[0])
-    listed = schema.get("enum") or schema.get("examples")
-    listed = listed or [schema[key] for key in ("const", "example") if key in schema]
-    if listed:
-        return rng.choice(listed)
-    kind = schema.get("type", "string")
-    kind = next((k for k in kind if k != "null"), "null") if isinstance(kind, list) else kind
-    low = schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
-    high = schema.get("maximum", max(low + 20, low * 2))
-    if kind == "boolean":
-        return rng.random() < 0.5
-    if kind == "integer":
-        return rng.randint(round(low), round(high))
-    if kind == "number":
-        return round(rng.uniform(low, high), 2)
-    if kind == "array":
-        count = rng.randint(max(1, schema.get("minItems", 1)), min(3, schema.get("maxItems", 3)))
-        return [draw_value(name, schema.get("items", {}), split, rng) for _ in range(count)]
-    if kind == "object":
-        inner = schema.get("properties", {}).items()
-        return {key: draw_value(key, value, split, rng) for key, value in inner}
-    return draw_text(name.lower(), schema.get("format", ""), split, rng)
-
-
-def draw_text(name: str, form: str, split: Family, rng: random.Random) -> str:
-    if form in ("date", "date-time"):
-        day = TODAY[split] + timedelta(days=rng.randrange(60))
-        return f"{day}T09:00:00Z" if form == "date-time" else str(day)
-    if name.endswith("id"):
-        return f"{name[:2].upper()}-{rng.randrange(1000, 9999)}"
-    known = "person" if name.endswith("name") else ""
-    pool = next((p for p in shared_pools() if p in (form, *name.split("_"))), known)
-    return rng.choice(part(shared_pools()[pool], split) if pool else frames(split)["own_words"])
-
-
-def draw_call(spec: ToolSpec, split: Family, rng: random.Random) -> ToolCall:
-    """The required parameters, and now and then an optional one."""
-    arguments, required = {}, spec.parameters.get("required", [])
-    for name, schema in spec.parameters.get("properties", {}).items():
-        if name in required or rng.random() < 0.3:
-            arguments[name] = draw_value(name, schema, split, rng)
-    return ToolCall(spec.name, arguments, "call_1")
-
-
-def task_of(description: str) -> str:
-    """A description's first sentence as a verb phrase: "Finds a van." → "find a van"."""
-    verb, _, rest = description.split(". ")[0].strip().rstrip(".").partition(" ")
-    verb = re.sub(r"ies$", "ys", verb)  # copies, fetches, finds; but not pass
-    verb = re.sub(r"(?<=ch|sh|ss|.x)es$|(?<!s)s$", "", verb)
-    return f"{verb[:1].lower()}{verb[1:]} {rest}".strip()
-
-
-def rephrased(text: str, given: Json, policy: Policy, seed: int) -> str:
-    """The policy's wording, if it kept every value; else the plain one."""
-    values = [spoken(value) for value in given.values()]
-    asked = frames("rephrase").format(values=", ".join(values) or "none", text=text)
-    said = replies(policy, [asked], 96, 0.7, seed)[0].message.content.strip().strip('"')
-    return said if said and all(value in said for value in values) else text
-
-
-def solved(tool: Own, call: ToolCall) -> tuple[list[Message], str]:
-    """The call, where it can be executed with its real result and an answer; and what is wrong."""
-    problems, asked = check_call(call, tool.spec), Message("assistant", tool_calls=(call,))
-    if problems or tool.run is None:
-        return [asked], "; ".join(problems)
-    result = tool.run(call.arguments)
-    wrong = f"{result.error}: {result.content}"[:200] if result.error else ""
-    answer = Message("assistant", f"Here is what {call.name} found: {result.content}")
-    return [asked, result.message(call), answer], wrong
-
-
-def why_unusable(tool: Own, seed: int) -> str:
-    """Why no call with drawn values fits and, where it can be executed, succeeds; else empty."""
-    rng, reason = seeded("own", seed, tool.spec.name), ""
-    for _ in range(TRIES):
-        reason = solved(tool, draw_call(tool.spec, "train", rng))[1]
-        if not reason:
-            return ""
-    return f"{reason}; give its parameters examples"
-
-
-@dataclass(frozen=True, slots=True)
-class OwnRows:
-    """Dialogs, each with the task of deciding its first turn. No request is made twice."""
-
-    tools: list[Own]
-    policy: Policy | None
-    taken: set[str] = field(default_factory=set)
-
-    def draw(self, kind: str, split: Family, rng: random.Random) -> tuple[Dialog, Task] | None:
-        tool = rng.choice(self.tools)
-        spec, call = tool.spec, draw_call(tool.spec, split, rng)
-        required = spec.parameters.get("required", [])
-        dropped = rng.choice(required) if kind == "ask" and required else ""
-        if check_call(call, spec) or (kind == "ask" and not dropped):
-            return None
-        given = {name: value for name, value in call.arguments.items() if name != dropped}
-        told = sentence(f"{spoken(given)}.") if given else ""
-        frame = rng.choice(frames(split)["own_requests"])
-        text = " ".join(frame.format(task=task_of(spec.description), given=told).split())
-        if self.policy:
-            text = rephrased(text, given, self.policy, rng.randrange(1 << 30))
-        others = [t.spec for t in self.tools if t is not tool]
-        shown = rng.sample(others, min(CANDIDATES - 1, len(others)))
-        shown += [] if kind == "decline" else [spec]
-        rng.shuffle(shown)
-        messages, gold = [Message("user", text)], Json(decision=kind)
-        done, wrong = [Message("assistant", "None of the tools I have here can do that.")], ""
-        if kind != "decline":
-            done, wrong = solved(tool, call)
-            gold["tools"] = [spec.name]
-        if kind == "call":
-            gold["calls"] = written(call)
-        if kind == "ask":
-            gold["missing"] = [dropped]
-            about = spec.parameters["properties"][dropped].get("description") or dropped
-            messages.append(Message("assistant", f"I still need to know: {about.rstrip('.')}."))
-            messages.append(Message("user", f"{spoken(call.arguments[dropped])}."))
-        if wrong or text in self.taken:
-            return None
-        self.taken.add(text)
-        task_type = "tool_selection" if kind == "call" else "timing_decision"
-        about = {"kind": kind, "executed": tool.run is not None and kind != "decline"}
-        dialog = Dialog((*messages, *done), tuple(shown), task_type=task_type, metadata=about)
-        return dialog, Task("", text, dialog.tools, gold, "timing", DIFFICULTY[kind])
-
-    def rows(self, split: Family, count: int, seed: int) -> list[tuple[Dialog, Task]]:
-        """As many rows as wanted, or as many different ones as the tools allow."""
-        shares = SHARES if len(self.tools) > 1 else SHARES | {"decline": 0.0}
-        made = []
-        for kind, quota in build.portions(count, shares).items():
-            rng = seeded("own", seed, split, kind)
-            drawn = (self.draw(kind, split, rng) for _ in range(quota * TRIES))
-            made += islice(filter(None, drawn), quota)
-        seeded("order", seed, split).shuffle(made)
-        named = [(f"own-{split}-{number:05d}", *row) for number, row in enumerate(made, 1)]
-        return [(replace(dialog, id=name), replace(task, id=name)) for name, dialog, task in named]
+# The build
 
 
 def build_own(
     path: Path, out: Path, seed: int = 0, rows: int | None = None, policy: Policy | None = None
 ) -> Json:
-    """The three sets over a file of tools. Tools that never succeed are left out and named."""
-    build.refuse_foreign(out)
-    tools = load_own(path)
-    reasons = {tool.spec.name: why_unusable(tool, seed) for tool in tools}
-    left_out = {name: reason for name, reason in reasons.items() if reason}
-    own = OwnRows([tool for tool in tools if tool.spec.name not in left_out], policy)
-    if not own.tools:
+    """Build the three sets over a file of tools and return the manifest.
+
+    Tools of which no call succeeds are left out and named. `policy` words the requests.
+    """
+    refuse_foreign(out)
+    left_out = {}
+    usable_tools = []
+    for tool in _load_user_tools(path):
+        reason = _why_unusable(tool, seed)
+        if reason:
+            left_out[tool.spec.name] = reason
+        else:
+            usable_tools.append(tool)
+    if not usable_tools:
         raise SharpenError(f"{path}: no tool can be used: {json.dumps(left_out)}")
-    total = rows or ROWS_PER_TOOL * len(own.tools)
-    files = {"agent_tools/tools.jsonl": [tool_to_wire(tool.spec) for tool in own.tools]}
-    for split in build.SPLITS:
-        made = own.rows(split, round(total * parts()["sft"].splits[split]), seed)
-        files[f"agent_sft/{split}.jsonl"] = [dialog_to_row(dialog) for dialog, _ in made]
-        made = own.rows(split, round(total * parts()["timing"].splits[split]), seed + 1)
-        tasks = [task for _, task in made]
-        chosen = [replace(task, kind="selection") for task in tasks if "calls" in task.gold]
-        for name, found in (("selection", chosen), ("timing", tasks)):
-            files[f"agent_benchmark/{name}/{split}.jsonl"] = [task_to_row(task) for task in found]
+
+    total = rows or _ROWS_PER_TOOL * len(usable_tools)
+    maker = _RowMaker(usable_tools, policy)
+    files = {"agent_tools/tools.jsonl": [tool_to_wire(tool.spec) for tool in usable_tools]}
+    for split in SPLITS:
+        count = round(total * parts()["sft"].splits[split])
+        pairs = maker.make_rows(split, count, seed)
+        files[f"agent_sft/{split}.jsonl"] = [dialog_to_row(dialog) for dialog, _ in pairs]
+
+        count = round(total * parts()["timing"].splits[split])
+        pairs = maker.make_rows(split, count, seed + 1)
+        timing_rows = []
+        selection_rows = []
+        for _, task in pairs:
+            timing_rows.append(task_to_row(task))
+            if "calls" in task.gold:
+                selection_rows.append(task_to_row(replace(task, kind="selection")))
+        files[f"agent_benchmark/selection/{split}.jsonl"] = selection_rows
+        files[f"agent_benchmark/timing/{split}.jsonl"] = timing_rows
     origin = {"seed": seed, "tools": {path.name: sha256_file(path)}, "left_out": left_out}
-    return build.write_sets(out, files, origin)
+    return write_sets(out, files, origin)
+
+
+def _load_user_tools(path: Path) -> list[_UserTool]:
+    """Returns the tools of a Python or OpenAPI file."""
+    if path.suffix == ".py":
+        return [_UserTool(tool.spec, tool.run) for tool in load_tools(path).values()]
+    if path.suffix in (".json", ".yaml", ".yml"):
+        return [_UserTool(spec) for spec in openapi_tools(path)]
+    raise SharpenError(
+        f"{path}: cannot read tools from {path.suffix or 'this file'}; give a .py file with @tool "
+        "functions, or an OpenAPI file (.json, .yaml)"
+    )
+
+
+def _why_unusable(tool: _UserTool, seed: int) -> str:
+    """Returns why no drawn call fits the schema and succeeds; empty if one does."""
+    rng = seeded("own", seed, tool.spec.name)
+    problem = ""
+    for _ in range(_TRIES):
+        _, problem = _make_call(tool, draw_call(tool.spec, "train", rng))
+        if not problem:
+            return ""
+    return f"{problem}; give its parameters examples"
+
+
+def _make_call(tool: _UserTool, call: ToolCall) -> tuple[list[Message], str]:
+    """Returns the messages of a call, and what is wrong with it.
+
+    Where the tool can be executed, its real result and an answer follow the call.
+    """
+    call_message = Message("assistant", tool_calls=(call,))
+    problems = check_call(call, tool.spec)
+    if problems or tool.run is None:
+        return [call_message], "; ".join(problems)
+    result = tool.run(call.arguments)
+    problem = ""
+    if result.error:
+        problem = f"{result.error}: {result.content}"[:_MAX_REASON_CHARACTERS]
+    answer = Message("assistant", f"Here is what {call.name} found: {result.content}")
+    return [call_message, result.message(call), answer], problem
+
+
+# Rows
+
+
+class _RowMaker:
+    """Makes dialogs, each with the task of its first turn. No request is made twice."""
+
+    def __init__(self, tools: Sequence[_UserTool], policy: Policy | None):
+        self._tools = tools
+        self._policy = policy
+        self._requests: set[str] = set()
+
+    def make_rows(self, split: Family, count: int, seed: int) -> list[tuple[Dialog, Task]]:
+        """Returns `count` rows, or as many different ones as the tools allow."""
+        shares = dict(_SHARES)
+        if len(self._tools) == 1:
+            shares["decline"] = 0.0  # without another tool there is nothing to offer
+        rows: list[tuple[Dialog, Task]] = []
+        for kind, quota in portions(count, shares).items():
+            rng = seeded("own", seed, split, kind)
+            rows += self._draw_rows(kind, split, quota, rng)
+        seeded("order", seed, split).shuffle(rows)
+        named_rows = []
+        for number, (dialog, task) in enumerate(rows, 1):
+            name = f"own-{split}-{number:05d}"
+            named_rows.append((replace(dialog, id=name), replace(task, id=name)))
+        return named_rows
+
+    def _draw_rows(
+        self, kind: str, split: Family, quota: int, rng: random.Random
+    ) -> list[tuple[Dialog, Task]]:
+        """Draw rows of one kind until the quota is met or all tries are used."""
+        rows = []
+        for _ in range(quota * _TRIES):
+            row = self._draw_row(kind, split, rng)
+            if row is not None:
+                rows.append(row)
+            if len(rows) == quota:
+                break
+        return rows
+
+    def _draw_row(self, kind: str, split: Family, rng: random.Random) -> tuple[Dialog, Task] | None:
+        """Draw one row, or None if its call does not work or its request was made before."""
+        tool = rng.choice(self._tools)
+        spec = tool.spec
+        call = draw_call(spec, split, rng)
+        required = spec.parameters.get("required", [])
+        missing = ""  # the parameter that the request leaves out
+        if kind == "ask" and required:
+            missing = rng.choice(required)
+        if check_call(call, spec) or (kind == "ask" and not missing):
+            return None
+        request = self._word_request(call, missing, spec, split, rng)
+        offered_specs = self._offer_tools(tool, kind, rng)
+
+        messages = [Message("user", request)]
+        gold: Json = {"decision": kind}
+        problem = ""
+        if kind == "decline":
+            answer = [Message("assistant", "None of the tools I have here can do that.")]
+        else:
+            answer, problem = _make_call(tool, call)
+            gold["tools"] = [spec.name]
+        if kind == "call":
+            gold["calls"] = written(call)
+        if kind == "ask":
+            gold["missing"] = [missing]
+            messages += _ask_for_value(spec, call, missing)
+        if problem or request in self._requests:
+            return None
+        self._requests.add(request)
+
+        dialog = Dialog(
+            messages=(*messages, *answer),
+            tools=tuple(offered_specs),
+            task_type="tool_selection" if kind == "call" else "timing_decision",
+            metadata={"kind": kind, "executed": tool.run is not None and kind != "decline"},
+        )
+        task = Task(
+            id="",
+            instruction=request,
+            tools=dialog.tools,
+            gold=gold,
+            kind="timing",
+            difficulty=_DIFFICULTIES[kind],
+        )
+        return dialog, task
+
+    def _word_request(
+        self, call: ToolCall, missing: str, spec: ToolSpec, split: Family, rng: random.Random
+    ) -> str:
+        """Returns a request for the call that mentions all of its values but the missing one."""
+        values = {name: value for name, value in call.arguments.items() if name != missing}
+        values_text = sentence(f"{spoken(values)}.") if values else ""
+        frame = rng.choice(frames(split)["own_requests"])
+        request = frame.format(task=description_to_goal(spec.description), given=values_text)
+        request = " ".join(request.split())
+        if self._policy:
+            request = rephrase(request, values, self._policy, rng.randrange(1 << 30))
+        return request
+
+    def _offer_tools(self, tool: _UserTool, kind: str, rng: random.Random) -> list[ToolSpec]:
+        """Draw the tools on offer: others, and the tool itself unless it is to be missed."""
+        others = [other.spec for other in self._tools if other is not tool]
+        offered_specs = rng.sample(others, min(_CANDIDATES - 1, len(others)))
+        if kind != "decline":
+            offered_specs.append(tool.spec)
+        rng.shuffle(offered_specs)
+        return offered_specs
+
+
+def _ask_for_value(spec: ToolSpec, call: ToolCall, name: str) -> list[Message]:
+    """Returns the assistant's question for a parameter and the user's answer."""
+    about = spec.parameters["properties"][name].get("description") or name
+    return [
+        Message("assistant", f"I still need to know: {about.rstrip('.')}."),
+        Message("user", f"{spoken(call.arguments[name])}."),
+    ]
+
+
+# Wording
+
+
+def description_to_goal(description: str) -> str:
+    """Returns the first sentence as a verb phrase: "Finds a van." → "find a van"."""
+    first_sentence = description.split(". ")[0].strip().rstrip(".")
+    verb, _, rest = first_sentence.partition(" ")
+    # third person to infinitive: copies, fetches, finds; but not pass
+    verb = re.sub(r"ies$", "ys", verb)
+    verb = re.sub(r"(?<=ch|sh|ss|.x)es$|(?<!s)s$", "", verb)
+    return f"{verb[:1].lower()}{verb[1:]} {rest}".strip()
+
+
+def rephrase(request: str, values: Json, policy: Policy, seed: int) -> str:
+    """Returns the policy's wording if it kept every value; otherwise the request as it is."""
+    value_texts = [spoken(value) for value in values.values()]
+    prompt = frames("rephrase").format(values=", ".join(value_texts) or "none", text=request)
+    turns = ask_policy(policy, [prompt], _REPHRASING_TOKENS, _REPHRASING_TEMPERATURE, seed)
+    wording = turns[0].message.content.strip().strip('"')
+    if wording and all(text in wording for text in value_texts):
+        return wording
+    return request

@@ -1,6 +1,8 @@
-"""Chat rows and preferences. `openai` also reads the older `functions` and LLaMA-Factory's v1
-rows, whose content is a list of parts. A `chosen` beside a `rejected` makes a pair of a ShareGPT or
-Alpaca row."""
+"""Imports chat logs: OpenAI, ShareGPT, Alpaca, Hermes and Glaive.
+
+A `chosen` beside a `rejected` makes a pair of a ShareGPT or Alpaca row. `messages_from` and
+`chat_fields` also serve the other importers.
+"""
 
 from __future__ import annotations
 
@@ -9,244 +11,257 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from sharpen.data.check import Noun
-from sharpen.data.importers import common
-from sharpen.data.importers.common import Importer, has, require
+from sharpen.data.check import ParsedRow
+from sharpen.data.importers.calls import call_from
+from sharpen.data.importers.common import (
+    Importer,
+    has,
+    merge_turns,
+    other_fields,
+    parse_literal,
+    require,
+    to_text,
+)
+from sharpen.data.importers.tools import tools_from
 from sharpen.types import Dialog, Json, Message, Preference, RowError, ToolCall, ToolSpec
 
-SPEAKERS = {
+_SPEAKERS = {
     "system": "system developer",
     "user": "user human",
     "assistant": "assistant gpt chatgpt",
     "call": "function_call",
     "tool": "tool function observation function_response",
 }
-ROLES = {name: role for role, names in SPEAKERS.items() for name in names.split()}
-HERMES_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.S)
-GLAIVE_ARGUMENTS = re.compile(r"""("arguments":\s*)'(.*)'(\s*\})""", re.S)
-NOT_OPENAI = {"label", "chosen_response", "Annotator Metadata"}
-PAIRS = (("chosen", "rejected"), ("chosen_messages", "rejected_messages"))
-SCORES = {"chosen_score": "score_chosen", "rejected_score": "score_rejected"}
+_ROLES = {name: role for role, names in _SPEAKERS.items() for name in names.split()}
+_HERMES_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.S)
+_HERMES_TOOLS = re.compile(r"<tools>\s*([\[{].*?)\s*</tools>", re.S)
+_HERMES_RESPONSE = re.compile(r"<tool_response>(.*?)</tool_response>", re.S)
+_GLAIVE_SPEAKER = re.compile(r"(?m)^\s*(USER|ASSISTANT|FUNCTION RESPONSE): ?")
+_GLAIVE_ARGUMENTS = re.compile(r"""("arguments":\s*)'(.*)'(\s*\})""", re.S)
+# Fields that rows of other formats have beside OpenAI's `messages`.
+_NOT_OPENAI = {"label", "chosen_response", "Annotator Metadata"}
 
 
-def said(value: Any, role: Any = None) -> tuple[Message, ...]:
-    """A list of messages, one of them, or a text by `role`."""
+# Messages and fields of any chat row -------------------------------------------------------------
+
+
+def messages_from(value: Any, role: Any = None) -> tuple[Message, ...]:
+    """Return a list of messages, a single one, or a text by `role`, as messages."""
     if role and isinstance(value, str):
         return (Message(role, value),)
     require(value and isinstance(value, (list, dict)), "no messages")
-    return tuple(message(m) for m in ([value] if isinstance(value, dict) else value))
+    values = [value] if isinstance(value, dict) else value
+    return tuple(message_from(item) for item in values)
 
 
-def message(value: Json) -> Message:
-    """`role` and `content`, or `from` and `value`."""
+def message_from(value: Json) -> Message:
+    """Return a message written as `role` and `content`, or as `from` and `value`."""
     speaker = value.get("role") or value.get("from")
-    role: Any = ROLES.get(speaker)  # type: ignore[arg-type]
+    role: Any = _ROLES.get(speaker)  # type: ignore[arg-type]
     if role is None:
         raise RowError("", f"unknown role {speaker!r}")
-    content, calls = content_of(value.get("content", value.get("value")))
+    content, calls = _content_from(value.get("content", value.get("value")))
     if role == "call":
-        found = common.literal(content)
-        calls = [common.call_from(call) for call in (found if isinstance(found, list) else [found])]
-        return Message("assistant", "", tuple(calls))
+        written_calls = parse_literal(content)
+        if not isinstance(written_calls, list):
+            written_calls = [written_calls]
+        return Message("assistant", "", tuple(call_from(call) for call in written_calls))
     if role == "tool":
-        name, call_id = (value.get(key) or "" for key in ("name", "tool_call_id"))
-        return Message("tool", content, (), (), name, call_id)
-    calls += [common.call_from(call) for call in value.get("tool_calls") or []]
-    if value.get("function_call"):
-        calls.append(common.call_from(value["function_call"]))
+        name = value.get("name") or ""
+        call_id = value.get("tool_call_id") or ""
+        return Message("tool", content, name=name, tool_call_id=call_id)
+    calls += [call_from(call) for call in value.get("tool_calls") or []]
+    if value.get("function_call"):  # the form before `tool_calls`
+        calls.append(call_from(value["function_call"]))
     weight = value.get("weight", value.get("loss_weight"))  # OpenAI's and LLaMA-Factory's name
     require(weight in (None, 0, 1), f"weight: expected 0 or 1, found {weight!r}")
-    return Message(role, content, tuple(calls), trained=weight != 0 or role != "assistant")
+    trained = weight != 0 or role != "assistant"
+    return Message(role, content, tuple(calls), trained=trained)
 
 
-def content_of(value: Any) -> tuple[str, list[ToolCall]]:
-    """Text or a list of parts → the text and the calls in it; reasoning goes between think tags."""
+def _content_from(value: Any) -> tuple[str, list[ToolCall]]:
+    """Return the text and the calls of a text or a list of parts; reasoning gets think tags."""
     if value is None or isinstance(value, str):
         return value or "", []
-    text, calls = "", []
+    text = ""
+    calls = []
     for part in value:
-        body, kind = part.get("text", part.get("value")), part.get("type")
+        body = part.get("text", part.get("value"))
+        kind = part.get("type")
         if kind == "tool_call":
-            calls.append(common.call_from(body))
+            calls.append(call_from(body))
             continue
         require(isinstance(body, str), f"content part {kind!r} is not text")
         text += f"<think>\n{body}\n</think>\n\n" if kind == "reasoning" else body
     return text, calls
 
 
-def fields(row: Json, *known: str) -> Json:
-    """What any chat row may have: tools, an id, and as metadata whatever has no other place."""
-    metadata = common.rest(row, "tools", "functions", "id", "metadata", *known)
+def chat_fields(row: Json, *known: str) -> Json:
+    """Return what any chat row may have: tools, an id, and as metadata the fields that have no
+    other place."""
+    metadata = other_fields(row, "tools", "functions", "id", "metadata", *known)
     return {
-        "tools": common.tools_from(row.get("tools") or row.get("functions")),
+        "tools": tools_from(row.get("tools") or row.get("functions")),
         "id": str(row.get("id") or ""),
         "metadata": (row.get("metadata") or {}) | metadata,
     }
 
 
-@Importer(lambda row: "role" in row["messages"][0] and not NOT_OPENAI & set(row))
-def openai(row: Json) -> Dialog:
-    shared_fields = fields(row, "messages", "task_type")
-    kind = row.get("task_type") or ""
-    return Dialog(said(row["messages"]), task_type=kind, **shared_fields)
+def _system_messages(row: Json) -> list[Message]:
+    """Return the system message of a row that has a `system` field."""
+    return [Message("system", row["system"])] if row.get("system") else []
 
 
-def pair_or_dialog(row: Json, prompt: tuple[Message, ...], answer: Any, *known: str) -> Noun:
-    shared_fields = fields(row, "system", *PAIRS[0], *known)
+def _pair_or_dialog(
+    row: Json, prompt: tuple[Message, ...], answer: tuple[Message, ...], *known: str
+) -> ParsedRow:
+    """Return a preference if the row has a `chosen` answer, otherwise a dialog."""
+    shared_fields = chat_fields(row, "system", "chosen", "rejected", *known)
     if "chosen" in row:
-        chosen, rejected = (said(row[key], "assistant") for key in PAIRS[0])
+        chosen = messages_from(row["chosen"], "assistant")
+        rejected = messages_from(row["rejected"], "assistant")
         return Preference(prompt, chosen, rejected, **shared_fields)
     return Dialog(prompt + answer, **shared_fields)
 
 
-@Importer(lambda row: "value" in row["conversations"][0] and not is_hermes(row))
-def sharegpt(row: Json) -> Noun:
+# OpenAI, ShareGPT, Alpaca ------------------------------------------------------------------------
+
+
+@Importer(lambda row: "role" in row["messages"][0] and not _NOT_OPENAI & set(row))
+def openai(row: Json) -> Dialog:
+    """OpenAI and Hugging Face chat rows: `messages` with `role` and `content`.
+
+    It also reads the older `functions`, and LLaMA-Factory's v1 rows with content in parts.
+    """
+    shared_fields = chat_fields(row, "messages", "task_type")
+    messages = messages_from(row["messages"])
+    return Dialog(messages, task_type=row.get("task_type") or "", **shared_fields)
+
+
+@Importer(lambda row: "value" in row["conversations"][0] and not _is_hermes(row))
+def sharegpt(row: Json) -> ParsedRow:
+    """ShareGPT rows: `conversations` with `from` and `value`."""
     for turn in row["conversations"]:
         text = turn.get("value", turn.get("content"))
         require(isinstance(text, str), f"turn of {turn.get('from')!r} without text")
-    first = [Message("system", row["system"])] if row.get("system") else []
-    prompt = common.joined((*first, *map(message, row["conversations"])))
-    return pair_or_dialog(row, prompt, (), "conversations")
+    messages = _system_messages(row)
+    messages += [message_from(turn) for turn in row["conversations"]]
+    return _pair_or_dialog(row, merge_turns(messages), (), "conversations")
 
 
-def is_alpaca(row: Json) -> bool:
-    answered = "output" in row or "chosen" in row
-    return answered and "**Available Tools**" not in row["instruction"] and "gold" not in row
+def _is_alpaca(row: Json) -> bool:
+    has_answer = "output" in row or "chosen" in row
+    return has_answer and "**Available Tools**" not in row["instruction"] and "gold" not in row
 
 
-@Importer(is_alpaca)
-def alpaca(row: Json) -> Noun:
-    prompt = [Message("system", row["system"])] if row.get("system") else []
-    for request, answered in row.get("history") or []:
-        prompt += [Message("user", request), Message("assistant", answered)]
-    request = "\n\n".join(t for t in (row["instruction"], row.get("input")) if t)
+@Importer(_is_alpaca)
+def alpaca(row: Json) -> ParsedRow:
+    """Alpaca rows: `instruction`, `input`, `output`, and `history` as pairs of texts."""
+    prompt = _system_messages(row)
+    for earlier_request, earlier_answer in row.get("history") or []:
+        prompt.append(Message("user", earlier_request))
+        prompt.append(Message("assistant", earlier_answer))
+    request_parts = (row["instruction"], row.get("input"))
+    request = "\n\n".join(part for part in request_parts if part)
     prompt.append(Message("user", request))
-    answer = (Message("assistant", row["output"]),) if "chosen" not in row else ()
+    answer: tuple[Message, ...] = ()
+    if "chosen" not in row:
+        answer = (Message("assistant", row["output"]),)
     known = ("instruction", "input", "output", "history")
-    return pair_or_dialog(row, tuple(prompt), answer, *known)
+    return _pair_or_dialog(row, tuple(prompt), answer, *known)
 
 
-def is_hermes(row: Json) -> bool:
-    texts = [t.get("value", t.get("content")) for t in row.get("conversations") or row["messages"]]
-    return any("<tools>" in t or "<tool_call>" in t for t in texts if isinstance(t, str))
+# Hermes ------------------------------------------------------------------------------------------
 
 
-@Importer(is_hermes)
+def _is_hermes(row: Json) -> bool:
+    for turn in row.get("conversations") or row["messages"]:
+        text = turn.get("value", turn.get("content"))
+        if isinstance(text, str) and ("<tools>" in text or "<tool_call>" in text):
+            return True
+    return False
+
+
+@Importer(_is_hermes)
 def hermes(row: Json) -> Dialog:
-    """Tools, calls and results are text between tags."""
-    shared_fields = fields(row, "conversations", "messages")
-    turns: list[Message] = []
-    pending: list[ToolCall] = []
-    for turn in said(row.get("conversations") or row["messages"]):
+    """Hermes function-calling rows: tools, calls and results are text between tags."""
+    shared_fields = chat_fields(row, "conversations", "messages")
+    messages: list[Message] = []
+    open_calls: list[ToolCall] = []
+    for turn in messages_from(row.get("conversations") or row["messages"]):
         text = turn.content
         if turn.role == "tool" or (turn.role == "user" and "<tool_response>" in text):
-            turns += hermes_results(text, pending)
+            messages += _hermes_results(text, open_calls)
         elif turn.role == "assistant":
-            pending = [common.call_from(body.strip()) for body in HERMES_CALL.findall(text)]
-            text = HERMES_CALL.sub("", text)
+            open_calls = [call_from(body.strip()) for body in _HERMES_CALL.findall(text)]
+            text = _HERMES_CALL.sub("", text)
             require("<tool_call>" not in text, "a <tool_call> is not closed")
-            turns.append(Message("assistant", text.strip(), tuple(pending)))
+            messages.append(Message("assistant", text.strip(), tuple(open_calls)))
         else:
-            shared_fields["tools"] = shared_fields["tools"] or hermes_tools(
-                text if turn.role == "system" else ""
-            )
-            turns.append(turn)
-    return Dialog(tuple(turns), **shared_fields)
+            if turn.role == "system" and not shared_fields["tools"]:
+                shared_fields["tools"] = _hermes_tools(text)
+            messages.append(turn)
+    return Dialog(tuple(messages), **shared_fields)
 
 
-def hermes_tools(text: str) -> tuple[ToolSpec, ...]:
-    """The last non-empty tools block: a JSON list, or one JSON object a line."""
-    blocks = re.findall(r"<tools>\s*([\[{].*?)\s*</tools>", text, re.S)
+def _hermes_tools(text: str) -> tuple[ToolSpec, ...]:
+    """Return the tools of the last filled block: a JSON list, or one JSON object per line."""
+    blocks = _HERMES_TOOLS.findall(text)
     if not blocks:
         return ()
     try:
-        return common.tools_from(common.literal(blocks[-1]))
+        return tools_from(parse_literal(blocks[-1]))
     except ValueError:
-        return common.tools_from([line for line in blocks[-1].splitlines() if line.strip()])
+        return tools_from([line for line in blocks[-1].splitlines() if line.strip()])
 
 
-def hermes_results(text: str, pending: list[ToolCall]) -> Iterator[Message]:
-    """One tool message a response; the name is written inside it, else it is the call's."""
-    for body in re.findall(r"<tool_response>(.*?)</tool_response>", text, re.S) or [text]:
+def _hermes_results(text: str, open_calls: list[ToolCall]) -> Iterator[Message]:
+    """Yield one tool message per response, and take the calls that they answer off the list.
+
+    The name of the tool is written in the response, or else it is the name of the call.
+    """
+    is_named = has("name content")
+    for body in _HERMES_RESPONSE.findall(text) or [text]:
         try:
             value = json.loads(body)
         except (ValueError, RecursionError):
             value = body.strip()
-        name = pending.pop(0).name if pending else ""
-        if has("name content")(value):
-            name, value = str(value["name"]), value["content"]
-        yield Message("tool", common.as_text(value), name=name)
+        name = open_calls.pop(0).name if open_calls else ""
+        if is_named(value):
+            name = str(value["name"])
+            value = value["content"]
+        yield Message("tool", to_text(value), name=name)
+
+
+# Glaive ------------------------------------------------------------------------------------------
 
 
 @Importer(has("system chat"))
 def glaive(row: Json) -> Dialog:
-    """One `chat` text of turns with `<functioncall>` inside, function JSON in the `system` text."""
-    turns, name = [], ""
-    _, *parts = re.split(r"(?m)^\s*(USER|ASSISTANT|FUNCTION RESPONSE): ?", row["chat"])
+    """Glaive v2 rows: one `chat` text with `<functioncall>` inside, and tools in `system`."""
+    messages = []
+    tool_name = ""
+    _, *parts = _GLAIVE_SPEAKER.split(row["chat"])
     for speaker, body in zip(parts[::2], parts[1::2], strict=True):
         text = body.replace("<|endoftext|>", "").strip()
         if speaker == "FUNCTION RESPONSE":
-            turns.append(Message("tool", text, name=name))
+            messages.append(Message("tool", text, name=tool_name))
         elif speaker == "ASSISTANT" and "<functioncall>" in text:
-            thought, _, body = text.partition("<functioncall>")
-            # the arguments are JSON inside single quotes, so the whole is not JSON until unquoted
-            call = common.call_from(GLAIVE_ARGUMENTS.sub(r"\1\2\3", body.strip()))
-            turns.append(Message("assistant", thought.strip(), (call,)))
-            name = call.name
+            thought, _, call_text = text.partition("<functioncall>")
+            # the arguments are JSON in single quotes: without these the whole is JSON
+            call = call_from(_GLAIVE_ARGUMENTS.sub(r"\1\2\3", call_text.strip()))
+            messages.append(Message("assistant", thought.strip(), (call,)))
+            tool_name = call.name
         else:
-            turns.append(Message("user" if speaker == "USER" else "assistant", text))
-    return Dialog(common.joined(turns), common.tools_from(list(objects_in(row["system"]))))
+            messages.append(Message("user" if speaker == "USER" else "assistant", text))
+    return Dialog(merge_turns(messages), tools_from(list(_json_objects_in(row["system"]))))
 
 
-def objects_in(text: str) -> Iterator[Any]:
-    """Every JSON object that stands in the text, one after another."""
-    decoder, at = json.JSONDecoder(), text.find("{")
-    while at >= 0:
-        value, end = decoder.raw_decode(text, at)
+def _json_objects_in(text: str) -> Iterator[Any]:
+    """Yield every JSON object that stands in a text."""
+    decoder = json.JSONDecoder()
+    start = text.find("{")
+    while start >= 0:
+        value, end = decoder.raw_decode(text, start)
         yield value
-        at = text.find("{", end)
-
-
-def is_preference(row: Json) -> bool:
-    other = {"instruction", "conversations"}
-    return any(set(pair) <= set(row) for pair in PAIRS) and not other & set(row)
-
-
-@Importer(is_preference)
-def preference(row: Json) -> Preference:
-    keys = next((pair for pair in PAIRS if pair[0] in row), PAIRS[0])
-    chosen, rejected = (said(row[key], "assistant") for key in keys)
-    prompt = said(row["prompt"], "user") if row.get("prompt") else ()
-    if not prompt:  # both sides hold the whole dialog: what they share is the prompt
-        both = list(zip(chosen, rejected, strict=False))
-        shared = next((i for i, (a, b) in enumerate(both) if a != b), len(both))
-        prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
-    complete = prompt and chosen and rejected
-    require(complete, "chosen and rejected need a prompt and different continuations")
-    scores = {key: row.get(key, row.get(other)) for key, other in SCORES.items()}
-    shared_fields = fields(row, "prompt", *SCORES, *SCORES.values(), *PAIRS[0], *PAIRS[1])
-    return Preference(prompt, chosen, rejected, **scores, **shared_fields)
-
-
-@Importer(lambda row: isinstance(row["label"], bool) and {"messages", "completion"} & set(row))
-def kto(row: Json) -> Dialog:
-    """An unpaired verdict is a dialog whose `metadata.label` says whether it is good."""
-    label = row["label"]
-    require(isinstance(label, bool), f"label: expected true or false, found {label!r}")
-    if "messages" in row:
-        turns = said(row["messages"])
-    else:
-        turns = said(row["prompt"], "user") + said(row["completion"], "assistant")
-    return Dialog(turns, **fields(row, "messages", "prompt", "completion"))
-
-
-@Importer(has("pos_answer neg_answer"))
-def themis(row: Json) -> Preference:
-    """The tool traces that tell the two answers apart are metadata."""
-    sides = {"chosen": row["pos_answer"], "rejected": row["neg_answer"]}
-    kept = [(name, key) for name in sides for key in ("actions", "score_agent")]
-    traces: Json = {f"{name}_{key}": sides[name].get(key) for name, key in kept}
-    chosen, rejected = (said(side["answer"], "assistant") for side in sides.values())
-    good, bad = (float(side["score"]) for side in sides.values())
-    prompt = said(row["question"], "user")
-    return Preference(prompt, chosen, rejected, (), row["id"], good, bad, traces)
+        start = text.find("{", end)

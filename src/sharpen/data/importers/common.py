@@ -1,212 +1,94 @@
-"""What the importers share: the list of formats, foreign type names → JSON Schema, tools, calls
-written as objects, JSON or Python text, and the joining of turns."""
+"""What all importers share: the registry of formats, detectors, helpers for fields and turns."""
 
 from __future__ import annotations
 
 import ast
 import json
-import marshal
-import random
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from operator import add, mul, sub, truediv
 from pathlib import Path
 from typing import Any
 
-from sharpen.data.check import Noun
-from sharpen.data.reading import Split, read_file
-from sharpen.types import Json, Message, RowError, SharpenError, Task, ToolCall, ToolSpec
+from sharpen.data.check import ParsedRow
+from sharpen.data.reading import Split
+from sharpen.types import Json, Message, RowError, SharpenError, Task
 
-KINDS = {
-    "object": "dict hashmap map object json record struct",
-    "number": "float double number decimal real",
-    "integer": "int integer long short byte bigint",
-    "string": "str string char text varchar date datetime time timestamp url uri email enum",
-    "boolean": "bool boolean",
-    "array": "list array arraylist tuple set sequence",
-    "null": "none null",
-}
-TYPES = {name: kind for kind, names in KINDS.items() for name in names.split()}
-GENERIC = re.compile(r"(\w+)\s*(?:[\[(<]|\bof\b)\s*(.+?)[\])>]?$")
-Tools = dict[str, ToolSpec]
-FIELDS = ("parameters", "inputSchema", "input_schema", "query_parameters")
-SIGNS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv}
+FORMATS: dict[str, Importer] = {}
+_PARENT_FOLDERS = 3  # how far above the rows a file that belongs to them is looked for
 
 
 @dataclass(frozen=True)
 class Importer:
-    """One format, and the decorator that makes it of a converter. `names` are its files in a
-    folder. `side` loads what stands beside the rows (tools, answers) once; `convert` gets it with
-    every record, and before it, if `placed`, where the record is."""
+    """One format: how its records are recognised, found and converted.
 
-    detect: Callable[[Any], object]
-    names: str = ""
-    side: Callable[[Path], Any] | None = None
-    split: Split | None = None
-    placed: bool = False
+    It is also the decorator that registers a converter, under the converter's name:
+
+        @Importer(has("riddle solution"))
+        def riddles(row: Json) -> Task: ...
+    """
+
+    detect: Callable[[Any], object]  # true for a record of this format
+    names: str = ""  # pattern of the names of the format's files in a folder
+    side: Callable[[Path], Any] | None = None  # loads what stands beside the rows, once
+    split: Split | None = None  # turns the records of a file into other records
+    placed: bool = False  # whether the converter also takes where the record is
     name: str = ""
-    convert: Any = None
+    convert: Any = None  # (record, where if `placed`, what `side` loaded) → a row
 
-    def __call__(self, convert: Callable[..., Noun]) -> Any:
+    def __call__(self, convert: Callable[..., ParsedRow]) -> Any:
         name = convert.__name__
         FORMATS[name] = replace(self, name=name, convert=convert)
         return convert
 
     def recognises(self, value: Any) -> bool:
+        """Is the value a record of this format?"""
         try:
             return bool(self.detect(value))
         except (KeyError, IndexError, TypeError, AttributeError, ValueError):
-            return False  # it looked for something that another format does not have
+            return False  # the detector looked for something that another format does not have
 
 
-FORMATS: dict[str, Importer] = {}
+# Records and their fields ------------------------------------------------------------------------
 
 
 def has(fields: str) -> Callable[[Any], bool]:
-    """A detector: an object with all these fields, or with those of an alternative behind `|`."""
-    wanted = [set(each.split()) for each in fields.split("|")]
-    return lambda value: isinstance(value, dict) and any(each <= set(value) for each in wanted)
+    """Return a detector of objects with all these fields, or with those of another side of `|`."""
+    alternatives = [set(names.split()) for names in fields.split("|")]
+
+    def detect(value: Any) -> bool:
+        if not isinstance(value, dict):
+            return False
+        return any(names <= set(value) for names in alternatives)
+
+    return detect
 
 
-def require(held: object, reason: str) -> None:
-    """What a record must be; the driver knows where the record is."""
-    if not held:
+def require(condition: object, reason: str) -> None:
+    """Reject the record for this reason if the condition is false. The caller adds its place."""
+    if not condition:
         raise RowError("", reason)
 
 
-def first(row: Json, *keys: str) -> Any:
-    """The first of these fields that is filled."""
-    return next((row[key] for key in keys if row.get(key)), None)
+def first_filled(row: Json, *keys: str) -> Any:
+    """Return the first of these fields that is neither missing nor empty, or None."""
+    for key in keys:
+        if row.get(key):
+            return row[key]
+    return None
 
 
-def json_type(name: Any) -> Json:
-    """A foreign type name as a schema fragment; a name nobody knows allows anything."""
-    if isinstance(name, list):
-        known = [json_type(n).get("type") for n in name]
-        return {"type": known} if all(known) else {}
-    text = str(name).strip().lower()
-    match = GENERIC.match(text)
-    if match and (match[1] == "optional" or TYPES.get(match[1]) == "array"):
-        inner = json_type(match[2].split(",")[0])
-        array = {"type": "array"} | ({"items": inner} if inner else {})
-        return inner if match[1] == "optional" else array
-    return {"type": TYPES[text]} if text in TYPES else {}
+def pick_fields(row: Json, *keys: str) -> Json:
+    """Return these fields, where the row has them."""
+    return {key: row[key] for key in keys if key in row}
 
 
-def schema(value: Any) -> Any:
-    """A schema in a foreign dialect → JSON Schema."""
-    if isinstance(value, str):
-        return json_type(value)
-    if not isinstance(value, dict):
-        return {}
-    out = {k: v for k, v in value.items() if k not in ("type", "required", "optional")}
-    out |= json_type(value["type"]) if "type" in value else {}
-    for key in ("items", "additionalProperties"):
-        if isinstance(value.get(key), (dict, str)):
-            out[key] = schema(value[key])
-    if "examples" in out and not isinstance(out["examples"], list):
-        out["examples"] = [out["examples"]]
-    if isinstance(value.get("properties"), dict):
-        out |= properties(value["properties"], value.get("required"))
-    return out
+def other_fields(row: Json, *known: str) -> Json:
+    """Return the fields that have no place of their own: a row's metadata."""
+    return {key: value for key, value in row.items() if key not in known}
 
 
-def properties(fields: Mapping[str, Any], required: Any = None) -> Json:
-    """Parameters by name → `properties` and `required`. A parameter is a schema, a type's name, or
-    text such as `Required. string. The city.`"""
-    needed = [name for name in required if name in fields] if isinstance(required, list) else []
-    out = {}
-    for name, field in fields.items():
-        if isinstance(field, str):
-            words = [*(part.strip() for part in field.split(".")), ""]
-            marked = words[0].lower() == "required"
-            out[name] = json_type(words[marked]) | {"description": field}
-        else:
-            marked = isinstance(field, dict) and str(field.get("required")).lower() == "true"
-            out[name] = schema(field)
-        needed += [name] if marked else []
-    return {"properties": out} | ({"required": list(dict.fromkeys(needed))} if needed else {})
-
-
-def parameters(value: Any, required: Any = None) -> Json:
-    """A tool's parameters, as a schema or as a plain mapping of names, → an object schema."""
-    if not isinstance(value, dict):
-        value = {}
-    combined = {"$ref", "anyOf", "oneOf", "allOf"} & set(value)
-    if combined or isinstance(value.get("properties"), dict):
-        return schema(value | ({"required": required} if required else {})) | {"type": "object"}
-    plain = set(value) <= {"type", "required", "properties", "description"}
-    if plain and not isinstance(value.get("type"), dict):
-        return {"type": "object", "properties": {}}
-    return {"type": "object"} | properties(value, required)
-
-
-def tools_from(value: Any) -> tuple[ToolSpec, ...]:
-    """A list of tools in any dialect, one alone, or the JSON text of either."""
-    value = literal(value or "[]") if isinstance(value, str) else value
-    listed = [value] if isinstance(value, dict) else value or ()
-    return tuple(tool_from(marshal.dumps(tool)) for tool in listed)
-
-
-@lru_cache(20_000)  # rows repeat their tools, and translating one is slow
-def tool_from(dumped: bytes) -> ToolSpec:
-    value = marshal.loads(dumped)
-    value = literal(value) if isinstance(value, str) else value
-    require(isinstance(value, dict), f"tool: expected an object, found {type(value).__name__}")
-    function = value["function"] if isinstance(value.get("function"), dict) else value
-    name, given = first(function, "name", "api_name", "id"), first(function, *FIELDS)
-    require(name and isinstance(name, str), "tool: no name")
-    if isinstance(given, list):
-        given = {p["name"]: {"type": p["type"], "description": p.get("desc", "")} for p in given}
-    required = function.get("required") or value.get("required")
-    text = str(first(function, "description", "api_description", "desc") or "")
-    return ToolSpec(name, text, parameters(given, required))
-
-
-def read_tools(path: Path, *places: str) -> Iterator[ToolSpec]:
-    """The tools of a file that a data set keeps beside its rows: listed, or texts by name."""
-    for record in read_file(beside(path, *places)):
-        found = record.value.get("nodes", record.value)
-        if isinstance(found, dict) and all(isinstance(text, str) for text in found.values()):
-            found = [{"name": name, "description": text} for name, text in found.items()]
-        yield from tools_from(found)
-
-
-def catalogue(*places: str) -> Callable[[Path], Tools]:
-    return lambda path: {tool.name: tool for tool in read_tools(path, *places)}
-
-
-def beside(path: Path, *names: str) -> Path:
-    """A file that a data set keeps near its rows: in the same folder or up to three above."""
-    folder = (path if path.is_dir() else path.parent).resolve()
-    for place in (folder, *folder.parents[:3]):
-        for name in names:
-            if (place / name).exists():
-                return place / name
-    raise SharpenError(f"{path}: needs {' or '.join(names)} in its folder or above, none is there")
-
-
-def listed(names: Iterable[str], tools: Mapping[str, Any], file: str) -> tuple[Any, ...]:
-    """These tools, each once; a name that the catalogue does not have is an error."""
-    found = dict.fromkeys(names)
-    for name in found:
-        require(name in tools, f"{name!r} is not in {file}")
-    return tuple(tools[name] for name in found)
-
-
-def candidates(right: Iterable[ToolSpec], tools: Tools, key: str) -> tuple[ToolSpec, ...]:
-    """The tools that are right and, drawn by `key`, enough others to make a choice of ten."""
-    chance, chosen = random.Random(key), [tool.name for tool in right]
-    others = chance.sample(list(tools), min(10 + len(chosen), len(tools)))
-    chosen += [n for n in others if n not in chosen][: max(0, 10 - len(chosen))]
-    chance.shuffle(chosen)
-    return tuple(tools[name] for name in chosen)
-
-
-def literal(text: str) -> Any:
-    """Text as JSON, else as a Python literal; ValueError when it is neither."""
+def parse_literal(text: str) -> Any:
+    """Return text as JSON, or otherwise as a Python literal. ValueError if it is neither."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -217,82 +99,46 @@ def literal(text: str) -> Any:
         raise ValueError(f"neither JSON nor a literal: {text[:60]!r}") from None
 
 
-def call_from(value: Any) -> ToolCall:
-    """A call as an object, JSON or Python text, its arguments under any of their usual names."""
-    if isinstance(value, str):
-        try:
-            value = literal(value)
-        except ValueError:
-            return python_call(value)
-    function = value.get("function", value) if isinstance(value, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RowError("", "call: expected an object with a name")
-    arguments = first(function, "arguments", "parameters", "kwargs", "args") or {}
-    arguments = literal(arguments) if isinstance(arguments, str) else arguments
-    require(isinstance(arguments, dict), f"arguments of {function['name']}: expected an object")
-    return ToolCall(function["name"], arguments, str(value.get("id") or ""))
+def to_text(value: Any) -> str:
+    """Return a text as it is, and any other value as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def python_call(text: str) -> ToolCall:
-    """`a.b(c=1, d=[2])` → a call; arithmetic on numbers is worked out."""
-    try:
-        node = ast.parse(text.strip(), mode="eval").body
-        if not isinstance(node, ast.Call) or node.args:
-            raise ValueError("expected name(argument=value, …)")
-        arguments = {str(k.arg): evaluate(k.value) for k in node.keywords}
-    except (SyntaxError, ValueError, RecursionError, MemoryError, ZeroDivisionError) as error:
-        raise RowError("", f"call {text[:60]!r}: {error}") from None
-    return ToolCall(ast.unparse(node.func), arguments)
+def beside(path: Path, *names: str) -> Path:
+    """Return a file that belongs to the rows at `path`: in the same folder or up to three above."""
+    folder = (path if path.is_dir() else path.parent).resolve()
+    for place in (folder, *folder.parents[:_PARENT_FOLDERS]):
+        for name in names:
+            if (place / name).exists():
+                return place / name
+    raise SharpenError(f"{path}: needs {' or '.join(names)} in its folder or above, none is there")
 
 
-def evaluate(node: ast.expr) -> Any:
-    if isinstance(node, ast.BinOp) and type(node.op) in SIGNS:
-        sides = evaluate(node.left), evaluate(node.right)
-        if not all(isinstance(side, (int, float)) for side in sides):
-            raise ValueError("arithmetic on something that is no number")
-        return SIGNS[type(node.op)](*sides)
-    value = ast.literal_eval(node)
-    return list(value) if isinstance(value, (tuple, set)) else value
+# Tasks and turns ---------------------------------------------------------------------------------
 
 
 def task(
     kind: str, instruction: str, gold: Json, *, tools: Any = (), difficulty: str = "", **more: Any
 ) -> Task:
-    """A task; besides its id, what is not named here is metadata."""
-    return Task(str(more.pop("id", "")), instruction, tools, gold, kind, difficulty, metadata=more)
+    """Return a task. Of the further arguments, `id` is its id and the others are its metadata."""
+    task_id = str(more.pop("id", ""))
+    return Task(task_id, instruction, tools, gold, kind, difficulty, metadata=more)
 
 
-def gold_calls(values: Iterable[Any]) -> list[Json]:
-    return [{"name": call.name, "arguments": call.arguments} for call in map(call_from, values)]
-
-
-def as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def step(call: ToolCall, answer: Any, thought: str = "") -> list[Message]:
-    said = Message("assistant", thought, (call,))
-    return [said, Message("tool", as_text(answer), name=call.name)]
-
-
-def joined(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """Neighbouring messages of one speaker become one; a call stays with the words before it."""
-    out: list[Message] = []
-    for m in messages:
-        last = out[-1] if out else None
-        alike = last and (last.role, last.trained) == (m.role, m.trained)
-        if last and alike and m.role in ("user", "assistant") and not last.tool_calls:
-            content = "\n".join(part for part in (last.content, m.content) if part)
-            out[-1] = replace(m, content=content)
+def merge_turns(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """Merge neighbouring messages of one speaker; a call stays with the words before it."""
+    merged: list[Message] = []
+    for message in messages:
+        if merged and _same_turn(merged[-1], message):
+            contents = (merged[-1].content, message.content)
+            text = "\n".join(content for content in contents if content)
+            merged[-1] = replace(message, content=text)
         else:
-            out.append(m)
-    return tuple(out)
+            merged.append(message)
+    return tuple(merged)
 
 
-def picked(row: Json, *keys: str) -> Json:
-    return {key: row[key] for key in keys if key in row}
-
-
-def rest(row: Json, *known: str) -> Json:
-    """The fields that have no place of their own: a row's metadata."""
-    return {key: value for key, value in row.items() if key not in known}
+def _same_turn(previous: Message, message: Message) -> bool:
+    if message.role not in ("user", "assistant") or previous.tool_calls:
+        return False
+    return previous.role == message.role and previous.trained == message.trained
