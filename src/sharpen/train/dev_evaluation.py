@@ -36,13 +36,14 @@ class DevEvaluation:
         self.config = config
         self.dev_tasks = dev_tasks
         self.callback = callback
+        make_environment = environment_by_name(config.env)
         self.how = PlaySettings(
             reward=reward,
             sampling=Sampling(
                 config.max_tokens, 0.0, config.top_p, 0, constrained=config.constrained
             ),
-            make_environment=environment_by_name(config.env),
-            max_turns=turn_limit(config),
+            make_environment=make_environment,
+            max_turns=turn_limit(config.max_turns, make_environment),
             reward_workers=config.reward_workers,
             excluded_stops=NOT_THE_MODELS_FAULT,  # cut-off and long answers count here
         )

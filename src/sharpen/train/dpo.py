@@ -140,7 +140,7 @@ class DPOTrainer:
             self.make_environment,
             config.num_samples,
             Sampling(config.max_tokens, config.temperature, config.top_p, seed),
-            turn_limit(config),
+            config.max_turns,
         )
 
     def add_reference(self, rows: list[PairRow], name: str, begin: int = 0) -> list[_Pair]:
@@ -337,7 +337,7 @@ class DPOTrainer:
             self.reward,
             Sampling(self.config.max_tokens),
             self.make_environment,
-            turn_limit(self.config),
+            turn_limit(self.config.max_turns, self.make_environment),
         )
         return sample_figures(play_and_score(self._sampler(), self.dev_tasks, how))
 

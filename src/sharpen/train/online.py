@@ -223,11 +223,12 @@ class OnlineTrainer(ABC):
     def _make_play_settings(self) -> PlaySettings:
         """How the training samples are played and scored."""
         config = self.config
+        make_environment = environment_by_name(config.env)
         return PlaySettings(
             reward=self.self_play or self.reward,
             sampling=self._sampling(),
-            make_environment=environment_by_name(config.env),
-            max_turns=turn_limit(config),
+            make_environment=make_environment,
+            max_turns=turn_limit(config.max_turns, make_environment),
             samples=config.group_size,
             perturbation=self._make_perturbation(),
             reward_workers=config.reward_workers,

@@ -17,6 +17,7 @@ from sharpen.render import Renderer
 from sharpen.scored_rollout import PlaySettings, TrajectoryGroup, play_and_score
 from sharpen.train.preference_rows import ids_to_row, tokenizer_hash
 from sharpen.train.rl_data import trajectory_to_datums
+from sharpen.train.run_setup import turn_limit
 from sharpen.types import (
     Json,
     MakeEnvironment,
@@ -64,9 +65,16 @@ def generate_preference_pairs(
     """Returns the best and the worst of `samples` of each task, by the reward against the task's
     own gold. Tasks whose samples are all equally good give no pair.
 
-    `policy` gives ids (`LocalPolicy`). `max_turns` of 0 takes the limit of each task's kind.
+    `policy` gives ids (`LocalPolicy`). `max_turns` of 0 takes the limit of each task's kind, or
+    in an environment of the caller's own 8 turns.
     """
-    how = PlaySettings(reward, sampling, make_environment, max_turns, samples)
+    how = PlaySettings(
+        reward,
+        sampling,
+        make_environment,
+        turn_limit(max_turns, make_environment),
+        samples,
+    )
     tokenizer = tokenizer_hash(policy.renderer.tokenizer)
     counts = _Counts()
     pairs: list[Preference] = []

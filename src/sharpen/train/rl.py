@@ -24,7 +24,6 @@ from sharpen.train.config import GRPOConfig, R1TrainingConfig, RLTrainingConfig
 from sharpen.train.group_source import with_seed
 from sharpen.train.grpo import GRPOTrainer
 from sharpen.train.preferences import generate_preference_pairs
-from sharpen.train.run_setup import turn_limit
 from sharpen.types import Json, Reward, Sampling, Score, SharpenError, Task, Trajectory
 
 # algorithm → its module, trainer and config
@@ -93,7 +92,7 @@ class AgentRLTrainer:
             environment_by_name(settings.env),
             num_samples,
             Sampling(settings.max_tokens, settings.temperature, settings.top_p, settings.seed),
-            turn_limit(settings),
+            settings.max_turns,
         )
         return [preference_to_row(pair) for pair in pairs]
 

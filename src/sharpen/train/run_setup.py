@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.data.sources import resolve
+from sharpen.kinds import KindEnvironment
 from sharpen.models.load import attach_lora
 from sharpen.records import RunFolder, atomic_folder, read_json, sha256_file
 from sharpen.render import Renderer, hermes_template
-from sharpen.train.config import DPOConfig, RLConfig, RunConfig
+from sharpen.train.config import RunConfig
 from sharpen.train.learner import Learner
 from sharpen.train.run import first_process
-from sharpen.types import Json, SharpenError
+from sharpen.types import Json, MakeEnvironment, SharpenError
 
 POLICY_ADAPTER = "default"  # the name that PEFT gives to an adapter that is trained
 _BEST = "best"  # the folder of the best weights so far
@@ -62,11 +63,12 @@ def _check_disk(folder: Path, config: RunConfig) -> None:
         )
 
 
-def turn_limit(config: DPOConfig | RLConfig) -> int:
-    """Returns how many turns an episode may take; 0 is the limit of each task's kind. A kind of one
-    turn may be played over several in an environment that the config names."""
-    if config.max_turns or not config.env:
-        return config.max_turns
+def turn_limit(max_turns: int, make_environment: MakeEnvironment) -> int:
+    """Returns how many turns an episode may take, of a setting whose 0 leaves it open: the limit of
+    each task's kind (0) in the kind's own environment; 8 in an environment that somebody named,
+    where a kind of one turn may be played over several."""
+    if max_turns or make_environment is KindEnvironment:
+        return max_turns
     return _TURNS_IN_NAMED_ENVIRONMENT
 
 
