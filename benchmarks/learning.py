@@ -42,7 +42,8 @@ from sharpen.records import RunFolder, atomic_folder, write_jsonl
 from sharpen.rewards.agent import PENALTIES, WEIGHTS, AgentRewardModel
 from sharpen.rollout import find_environment
 from sharpen.rows import dialog_to_row, task_to_row
-from sharpen.train.config import AgentSFTConfig, GRPOConfig
+from sharpen.train.config.grpo import GRPOConfig
+from sharpen.train.config.sft import AgentSFTConfig
 from sharpen.train.grpo import GRPOTrainer, finished
 from sharpen.train.run import Interrupted
 from sharpen.types import Dialog, Json, Sampling, Task

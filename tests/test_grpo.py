@@ -24,7 +24,8 @@ from sharpen.envs.perturb import Perturbation
 from sharpen.evals.baselines import Gold
 from sharpen.models.load import ModelConfig, load_model, load_tokenizer
 from sharpen.report.runs import write_report
-from sharpen.train.config import GRPOConfig, LearnerConfig
+from sharpen.train.config.grpo import GRPOConfig
+from sharpen.train.config.learner import LearnerConfig
 from sharpen.train.grpo import GRPOTrainer, surrogate_loss
 from sharpen.train.learner import Learner
 from sharpen.train.losses import Surrogate

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 from sharpen.models.load import ModelConfig, load_model
 from sharpen.train.advantages import token_weights
-from sharpen.train.config import GRPOConfig, LearnerConfig
+from sharpen.train.config.grpo import GRPOConfig
+from sharpen.train.config.learner import LearnerConfig
 from sharpen.train.grpo import surrogate_loss, surrogate_of, weighted
 from sharpen.train.learner import Learner
 from sharpen.train.rl_data import with_columns

@@ -14,7 +14,7 @@ import sharpen.train.run as run_module
 from guessing import accuracy, metrics, tasks
 from sharpen.config import ConfigError
 from sharpen.train.advantages import gae, whiten
-from sharpen.train.config import PPOConfig
+from sharpen.train.config.ppo import PPOConfig
 from sharpen.train.learner import Learner
 from sharpen.train.ppo import PPOTrainer
 from sharpen.types import Message, SharpenError, StopReason, Trajectory, Turn

@@ -11,7 +11,7 @@ from guessing import LETTERS, QUESTIONS, metrics, tasks, write
 from sharpen import AgentRewardConfig, AgentRewardModel, AgentRLTrainer, RLTrainingConfig
 from sharpen.config import ConfigError
 from sharpen.models.load import LoRAConfig, ModelConfig, attach_lora, load_model, load_tokenizer
-from sharpen.train.config import R1TrainingConfig
+from sharpen.train.config.specification import R1TrainingConfig
 from sharpen.train.rl import R1Reward, R1StyleTrainer
 from sharpen.types import Message, Score, SharpenError, StopReason, Task, Trajectory, Turn
 

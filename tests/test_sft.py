@@ -13,7 +13,8 @@ from sharpen.data.generate.starter import starter_dialogs
 from sharpen.models.load import LoRAConfig, ModelConfig, attach_lora, load_model, load_tokenizer
 from sharpen.render import Renderer
 from sharpen.rows import dialog_to_row
-from sharpen.train.config import AgentSFTConfig, LearnerConfig
+from sharpen.train.config.learner import LearnerConfig
+from sharpen.train.config.sft import AgentSFTConfig
 from sharpen.train.display import Display, flops_per_token
 from sharpen.train.learner import Learner
 from sharpen.train.sft import AgentSFTTrainer, token_mean

@@ -9,8 +9,12 @@ from typing import Any
 _NAMES = {
     "types": "Datum Dialog Message Preference Sampling Score SharpenError StopReason Task ToolCall"
     " ToolSpec Trajectory Turn UnparsedToolCall",
-    "train.config": "AgentSFTConfig RewardModelConfig DPOConfig GRPOConfig PPOConfig"
-    " RLTrainingConfig R1TrainingConfig",
+    "train.config.sft": "AgentSFTConfig",
+    "train.config.reward_model": "RewardModelConfig",
+    "train.config.dpo": "DPOConfig",
+    "train.config.grpo": "GRPOConfig",
+    "train.config.ppo": "PPOConfig",
+    "train.config.specification": "RLTrainingConfig R1TrainingConfig",
     "train.sft": "AgentSFTTrainer AgentLoRATrainer",
     "train.reward_model": "RewardModelTrainer",
     "train.dpo": "DPOTrainer",

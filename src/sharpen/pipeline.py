@@ -21,7 +21,10 @@ from sharpen import records
 from sharpen.config import Config, ConfigError, load_yaml, parse_config
 from sharpen.rewards.compose import RewardConfig
 from sharpen.rows import dialog_from_row, dialog_to_row, task_to_row
-from sharpen.train.config import AgentSFTConfig, DPOConfig, GRPOConfig, PPOConfig
+from sharpen.train.config.dpo import DPOConfig
+from sharpen.train.config.grpo import GRPOConfig
+from sharpen.train.config.ppo import PPOConfig
+from sharpen.train.config.sft import AgentSFTConfig
 from sharpen.types import Json, Sampling, SharpenError
 
 DONE = "done.json"

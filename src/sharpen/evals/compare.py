@@ -123,7 +123,7 @@ class Comparison:
         return found
 
     def epoch_steps(self, data: Json) -> int:
-        from sharpen.train.config import AgentSFTConfig
+        from sharpen.train.config.sft import AgentSFTConfig
 
         config = AgentSFTConfig(**self.config.settings)
         rows = sum(1 for _ in read_rows(data["train_data"]))

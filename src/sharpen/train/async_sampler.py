@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sharpen.policy.local import LocalPolicy
-from sharpen.train.config import GRPOConfig
+from sharpen.train.config.grpo import GRPOConfig
 from sharpen.train.learner import Learner
 from sharpen.train.practice import Practice
 from sharpen.train.rl_data import Group

@@ -29,7 +29,7 @@ from sharpen.rows import preference_from_row, preference_to_row, task_from_row
 from sharpen.tools import load_object
 from sharpen.train import preferences
 from sharpen.train.batching import trained_tokens
-from sharpen.train.config import DPOConfig
+from sharpen.train.config.dpo import DPOConfig
 from sharpen.train.dataset import Phase
 from sharpen.train.learner import Learner
 from sharpen.train.policy_setup import start_policy

@@ -21,7 +21,8 @@ from sharpen.policy.local import LocalPolicy
 from sharpen.records import atomic_folder
 from sharpen.train.advantages import group_advantages, token_weights
 from sharpen.train.async_sampler import AsyncSampler
-from sharpen.train.config import GRPOConfig, RLConfig
+from sharpen.train.config.grpo import GRPOConfig
+from sharpen.train.config.online import RLConfig
 from sharpen.train.learner import Learner, Loss, StepReport
 from sharpen.train.losses import Surrogate, policy_loss
 from sharpen.train.policy_setup import PolicySetup, start_policy

@@ -21,7 +21,7 @@ from sharpen.models.attention import plain_head, use_our_attention
 from sharpen.models.lora import fuse_lora
 from sharpen.models.shared_prompt import shares_prompts
 from sharpen.train.batching import Batch, collate, row_batches, trained_tokens
-from sharpen.train.config import LearnerConfig
+from sharpen.train.config.learner import LearnerConfig
 from sharpen.train.losses import learning_rate, selected_logprobs
 from sharpen.train.processes import SingleProcess, processes
 from sharpen.types import Datum, SharpenError

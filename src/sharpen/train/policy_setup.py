@@ -17,7 +17,7 @@ import numpy as np
 
 from sharpen.models.load import load_model, load_tokenizer
 from sharpen.render import Renderer
-from sharpen.train.config import RunConfig
+from sharpen.train.config.run import RunConfig
 from sharpen.train.learner import Learner, LogprobModel
 from sharpen.train.sft import make_trainable, save_trained
 from sharpen.types import Datum, SharpenError

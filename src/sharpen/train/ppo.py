@@ -19,7 +19,7 @@ import torch
 from sharpen.models.load import attach_lora, load_model
 from sharpen.train import grpo
 from sharpen.train.advantages import FLAT, KLController, gae, token_weights, whiten
-from sharpen.train.config import PPOConfig
+from sharpen.train.config.ppo import PPOConfig
 from sharpen.train.learner import Learner, StepReport
 from sharpen.train.losses import Surrogate, value_loss
 from sharpen.train.practice import Evaluate, Practice

@@ -25,7 +25,7 @@ from sharpen.rollout import find_environment, rollout
 from sharpen.rows import message_to_wire
 from sharpen.train.advantages import overlong
 from sharpen.train.batching import epoch_order
-from sharpen.train.config import RLConfig
+from sharpen.train.config.online import RLConfig
 from sharpen.train.curriculum import Curriculum
 from sharpen.train.rl_data import (
     Group,

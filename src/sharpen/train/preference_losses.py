@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from sharpen.train.config import DPOConfig
+from sharpen.train.config.dpo import DPOConfig
 
 Tensor = torch.Tensor
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from sharpen.train.config import LearnerConfig
+from sharpen.train.config.learner import LearnerConfig
 from sharpen.types import SharpenError
 
 

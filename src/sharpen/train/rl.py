@@ -18,7 +18,8 @@ from sharpen.rewards.hacking import RLVRRewardShaping
 from sharpen.rewards.verifiable import GOLD_KEYS, VerifiableRewardCalculator
 from sharpen.rollout import find_environment
 from sharpen.rows import preference_to_row
-from sharpen.train.config import GRPOConfig, R1TrainingConfig, RLTrainingConfig
+from sharpen.train.config.grpo import GRPOConfig
+from sharpen.train.config.specification import R1TrainingConfig, RLTrainingConfig
 from sharpen.train.grpo import GRPOTrainer
 from sharpen.train.practice import Evaluate
 from sharpen.types import Json, Reward, Sampling, Score, SharpenError, Task, Trajectory
@@ -46,7 +47,7 @@ class AgentRLTrainer:
         self.path = started_from(str(base_model_path), str(sft_model_path))
         module, trainer, settings = ALGORITHMS[config.algorithm]
         found: Any = importlib.import_module(f"sharpen.train.{module}")
-        kind = getattr(importlib.import_module("sharpen.train.config"), settings)
+        kind = getattr(importlib.import_module(f"sharpen.train.config.{module}"), settings)
         own = getattr(config, f"{config.algorithm}_config")
         given = {"base_model": self.path, "train_data": config.train_data} | config.settings | own
         self.settings = parse_config(kind, given, f"{config.algorithm}_config")

@@ -20,7 +20,8 @@ from sharpen.records import RunFolder, atomic_folder, sha256_file
 from sharpen.render import Renderer, hermes_template
 from sharpen.tools import load_object
 from sharpen.train.batching import Batch
-from sharpen.train.config import AgentSFTConfig, RunConfig
+from sharpen.train.config.run import RunConfig
+from sharpen.train.config.sft import AgentSFTConfig
 from sharpen.train.dataset import TrainingRows
 from sharpen.train.display import peak_memory
 from sharpen.train.learner import Learner
