@@ -1,9 +1,9 @@
-"""How many episodes of the tool world a core runs: `python benchmarks/world.py [--episodes N]`.
+"""Episodes of the tool world per second on one core: `python benchmarks/world.py [--episodes N]`.
 
 An episode is one or two categories with a seed of its own, four calls that succeed, and the
-comparison of its end state with the gold one. `fresh` draws every row anew, `cached` meets seeds
-that were met before, `environment` goes through `ToolWorld` and also executes the gold calls.
-Seconds are the processor's, so that a busy machine does not blur the figures.
+comparison of its end state with the gold one. `fresh` draws all rows anew, `cached` repeats seeds
+whose rows are cached, `environment` goes through `ToolWorld` and also executes the gold calls.
+Times are CPU times, so that other processes on the machine do not count.
 """
 
 from __future__ import annotations
@@ -19,25 +19,31 @@ from sharpen.types import Message, Task, ToolCall
 from sharpen.world import gold, state
 from sharpen.world.episode import World
 
-CALLS, PASSES = 4, 5
+CALLS = 4
+PASSES = 5
+CACHED_EPISODES = 200
 Run = Callable[[World, list[Task]], None]
 
 
 def make_task(world: World, seed: int) -> Task:
+    """Make a task of four calls that succeed; its metadata holds the end state."""
     rng = random.Random(seed)
-    categories = rng.sample(world.categories, rng.randint(1, min(2, len(world.categories))))
+    count = rng.randint(1, min(2, len(world.categories)))
+    categories = rng.sample(world.categories, count)
     episode = world.episode(categories, seed)
-    tools, calls = list(episode.tools()), []
+    tools = list(episode.tools())
+    calls = []
     while len(calls) < CALLS:
         call = episode.sample(rng.choice(tools), rng)
         if call is not None:
             episode.call(call)
             calls.append({"name": call.name, "arguments": call.arguments})
-    wanted = {"categories": categories, "seed": seed, "family": "train", "calls": calls}
-    return Task(f"t{seed}", "", gold=wanted, metadata={"changes": episode.changes()})
+    task_gold = {"categories": categories, "seed": seed, "family": "train", "calls": calls}
+    return Task(f"t{seed}", "", gold=task_gold, metadata={"changes": episode.changes()})
 
 
 def run_engine(world: World, tasks: list[Task]) -> None:
+    """Execute the calls of every task without an environment."""
     for task in tasks:
         episode = world.episode(task.gold["categories"], task.gold["seed"])
         for call in task.gold["calls"]:
@@ -46,28 +52,29 @@ def run_engine(world: World, tasks: list[Task]) -> None:
 
 
 def run_environment(world: World, tasks: list[Task]) -> None:
+    """Execute the calls of every task as messages to the environment."""
     environment = ToolWorld(world)
     for task in tasks:
         environment.reset(task)
-        for call in task.gold["calls"]:
-            call = ToolCall(call["name"], call["arguments"])
+        for gold_call in task.gold["calls"]:
+            call = ToolCall(gold_call["name"], gold_call["arguments"])
             environment.step(Message("assistant", tool_calls=(call,)))
         assert environment.end_state_reached()
 
 
-def forget() -> None:
-    """Throw away all rows and gold states, so that the same seeds are fresh again."""
+def clear_caches() -> None:
+    """Forget all rows and gold states, so that the same seeds are fresh again."""
     for value in [*vars(state).values(), *vars(gold).values()]:
         if hasattr(value, "cache_clear") and value is not gold.shipped_world:
             value.cache_clear()
 
 
-def rate(run: Run, world: World, tasks: list[Task], fresh: bool) -> float:
-    """Episodes a second, the best of some passes: what disturbs them only makes them slower."""
+def measure_rate(run: Run, world: World, tasks: list[Task], fresh: bool) -> float:
+    """Returns episodes per second in the fastest of several passes: the least disturbed one."""
     passes = []
     for _ in range(PASSES):
         if fresh:
-            forget()
+            clear_caches()
         started = time.process_time()
         run(world, tasks)
         passes.append(time.process_time() - started)
@@ -75,19 +82,20 @@ def rate(run: Run, world: World, tasks: list[Task], fresh: bool) -> float:
 
 
 def main() -> None:
+    """Measure the three ways and print their rates."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--episodes", type=int, default=1000)
     options = parser.parse_args()
     world = World()
     tasks = [make_task(world, seed) for seed in range(options.episodes)]
-    run_engine(world, tasks)  # schemas compiled, as in any run longer than a second
+    run_engine(world, tasks)  # compiles the schemas, as the first second of any run does
     figures = {
-        "fresh": rate(run_engine, world, tasks, fresh=True),
-        "cached": rate(run_engine, world, tasks[:200], fresh=False),
-        "environment": rate(run_environment, world, tasks, fresh=True),
+        "fresh": measure_rate(run_engine, world, tasks, fresh=True),
+        "cached": measure_rate(run_engine, world, tasks[:CACHED_EPISODES], fresh=False),
+        "environment": measure_rate(run_environment, world, tasks, fresh=True),
     }
     for name, value in figures.items():
-        print(f"{name}: {value:,.0f} episodes a second")
+        print(f"{name}: {value:,.0f} episodes per second")
     print(compact_json(figures | {"episodes": options.episodes, "calls": CALLS}))
 
 

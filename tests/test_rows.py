@@ -153,7 +153,7 @@ def test_wrong_tasks_and_pairs_are_named():
     with pytest.raises(RowError, match="chosen: expected a non-empty list"):
         preference_from_row({"prompt": [{"role": "user", "content": "q"}]})
     silent = [{"role": "assistant", "content": "a", "weight": 0}]
-    with pytest.raises(RowError, match="weight: what is chosen or rejected is compared whole"):
+    with pytest.raises(RowError, match="weight: a chosen or rejected message cannot have weight 0"):
         preference_from_row(dict.fromkeys(("prompt", "chosen", "rejected"), silent))
     with pytest.raises(RowError, match="chosen_score: expected a number"):
         preference_from_row(

@@ -54,13 +54,14 @@ def a_call(world: World, name: str, outcome: str = "ok", seed: int = 0) -> tuple
 
 def walk(episode, rng: random.Random, steps: int) -> list[ToolCall]:
     """Calls that succeed, one after the other."""
-    tools, done = list(episode.tools()), []
+    tools = list(episode.tools())
+    calls = []
     for _ in range(steps):
         call = episode.sample(rng.choice(tools), rng)
         if call is not None:
             episode.call(call)
-            done.append(call)
-    return done
+            calls.append(call)
+    return calls
 
 
 # Execution -------------------------------------------------------------------------------------
@@ -97,16 +98,17 @@ def test_wrong_calls_are_answered_with_their_error(world, code, name, arguments)
 def test_errors_say_what_would_have_been_right(world):
     episode = world.episode(FLIGHTS, 1)
     flight = next(iter(episode.state()["travel/flights.flight"]))
-    told = {
-        "add_trip_extra": {"booking_id": flight, "extra": "window"},
-        "view_itinerary": {"booking_id": flight},
-        "check_in_passenger": {"booking_id": flight, "row": 3},
-    }
-    told = {name: episode.call(ToolCall(name, given))["message"] for name, given in told.items()}
-    assert '"window" is not one of "lounge", "priority_boarding", "wifi"' in told["add_trip_extra"]
-    assert '"extra_legroom"; parameters: booking_id, extra' in told["add_trip_extra"]
-    assert told["check_in_passenger"].endswith("parameters: booking_id, seat")
-    assert told["view_itinerary"].endswith(f"{flight!r}, which is the key of another kind: flight")
+
+    def message(name: str, arguments: dict) -> str:
+        return episode.call(ToolCall(name, arguments))["message"]
+
+    wrong_choice = message("add_trip_extra", {"booking_id": flight, "extra": "window"})
+    assert '"window" is not one of "lounge", "priority_boarding", "wifi"' in wrong_choice
+    assert '"extra_legroom"; parameters: booking_id, extra' in wrong_choice
+    unknown_parameter = message("check_in_passenger", {"booking_id": flight, "row": 3})
+    assert unknown_parameter.endswith("parameters: booking_id, seat")
+    wrong_key = message("view_itinerary", {"booking_id": flight})
+    assert wrong_key.endswith(f"{flight!r}, which is the key of another kind: flight")
 
 
 @pytest.mark.parametrize("code", ["conflict", "permission", "not_found"])
@@ -156,11 +158,12 @@ def test_numbers_are_kept_in_bounds_and_in_one_form(world):
     episode, call = a_call(world, "transfer_between_accounts")
     huge = ToolCall(call.name, call.arguments | {"amount": 1e15})
     assert episode.call(huge)["error"] == "invalid_argument"
-    one, two = episode.fork(), episode.fork()
-    assert one.call(ToolCall(call.name, call.arguments | {"amount": 1})) == two.call(
-        ToolCall(call.name, call.arguments | {"amount": 1.0})
-    )
-    assert one.digest() == two.digest()
+    with_integer = episode.fork()
+    with_float = episode.fork()
+    integer_call = ToolCall(call.name, call.arguments | {"amount": 1})
+    float_call = ToolCall(call.name, call.arguments | {"amount": 1.0})
+    assert with_integer.call(integer_call) == with_float.call(float_call)
+    assert with_integer.digest() == with_float.digest()
 
 
 def test_unknown_categories_tools_and_families_are_named(world):
@@ -225,7 +228,9 @@ def test_a_snapshot_brings_its_state_back(world, seed, before, after):
     episode = world.episode([CATEGORIES[seed % 4]], seed % 50)
     rng = random.Random(seed)
     walk(episode, rng, before)
-    snapshot, state, digest = episode.snapshot(), episode.state(), episode.digest()
+    snapshot = episode.snapshot()
+    state = episode.state()
+    digest = episode.digest()
     fork = episode.fork()
     walk(fork, rng, after)
     assert episode.state() == state, "a fork wrote to its origin"
@@ -255,7 +260,8 @@ def test_end_states_do_not_depend_on_the_order_of_independent_calls(world, seed)
         fork = episode.fork()
         fork.call(call)
         alone.append({(table, key) for table, edits in fork.snapshot().items() for key in edits})
-    ways, answers = [episode.fork(), episode.fork()], []
+    ways = [episode.fork(), episode.fork()]
+    answers = []
     for way, order in zip(ways, (calls, calls[::-1]), strict=True):
         answers.append({id(call): way.call(call) for call in order})
     if answers[0] == answers[1] and not alone[0] & alone[1]:  # neither met the other's effect
@@ -280,7 +286,8 @@ def test_differences_are_readable(world):
 
 def test_the_same_row_made_twice_is_two_rows(world):
     episode, call = a_call(world, "create_fare_alert")
-    first, second = episode.call(call), episode.call(call)
+    first = episode.call(call)
+    second = episode.call(call)
     if "error" not in second:
         assert first["alert_id"] != second["alert_id"]
 
@@ -306,10 +313,10 @@ def test_families_share_no_keys_and_no_texts(world):
         seen = {family: set() for family in FAMILIES}
         for family in FAMILIES:
             for entity in entities.entities.values():
-                kept = [n for n, f in entity.fields.items() if f.kind in ("id", "text")]
+                names = [n for n, f in entity.fields.items() if f.kind in ("id", "text")]
                 for seed in range(8):
                     rows = base_rows(entities, family, seed, entity.name).values()
-                    seen[family] |= {row[n] for row in rows for n in kept} - {None}
+                    seen[family] |= {row[n] for row in rows for n in names} - {None}
         assert not seen["train"] & (seen["dev"] | seen["test"])
         assert not seen["dev"] & seen["test"]
 
@@ -421,7 +428,8 @@ tools:
     ],
 )
 def test_what_is_wrong_with_a_domain_file_is_said(tmp_path, old, new, said):
-    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good = tmp_path / "good.yaml"
+    bad = tmp_path / "bad.yaml"
     good.write_text(DOMAIN)
     assert list(load_domain(good).tools) == ["get_book"]
     assert old in DOMAIN
@@ -484,7 +492,8 @@ def test_phrases_speak_values():
 @pytest.fixture
 def task(world) -> Task:
     """A booking and another change, two calls."""
-    episode, calls = world.episode(FLIGHTS, 4), []
+    episode = world.episode(FLIGHTS, 4)
+    calls = []
     for name in ("book_flight", "create_fare_alert"):
         call = episode.sample(world.tool(name), random.Random(3))
         episode.call(call)

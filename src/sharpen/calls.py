@@ -1,5 +1,7 @@
-"""The text form of tool calls, `<tool_call>{"name": …, "arguments": {…}}</tool_call>`: written and
-read here only; and what an answer says of its call."""
+"""The text form of tool calls: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
+
+The only place that writes and reads it. Called by the renderer, the policies and the rewards.
+"""
 
 from __future__ import annotations
 
@@ -9,73 +11,93 @@ from typing import Any
 
 from sharpen.types import Message, RowError, ToolCall, UnparsedToolCall
 
-OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
-MAX_BROKEN = 1000  # each costs a scan of the text before it; what follows them stays text
-BLANK = re.compile(r"\s*")
+OPEN_CALL = "<tool_call>"
+CLOSE_CALL = "</tool_call>"
+_MAX_BROKEN = 1000  # each broken call costs a scan of the text; after so many, the rest stays text
+_BLANK = re.compile(r"\s*")
+_FAILURE_STATUSES = ("error", "failed", "failure")
 
 
 def compact_json(value: Any) -> str:
-    """JSON without blanks: a sixth fewer tokens to read and to sample."""
+    """Returns JSON without spaces: a sixth fewer tokens to read and to sample."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def assistant_text(message: Message, where: str) -> str:
-    """Content and calls as the assistant writes them; a broken call is written as it was."""
+    """Returns content and calls as the assistant writes them; a broken call stays as it was."""
+    call_texts: list[str] = []
     try:
-        calls = [{"name": c.name, "arguments": c.arguments} for c in message.tool_calls]
-        written = list(map(compact_json, calls))
+        for call in message.tool_calls:
+            call_texts.append(compact_json({"name": call.name, "arguments": call.arguments}))
     except (TypeError, ValueError, RecursionError) as error:
         raise RowError(where, f"tool call arguments are not JSON: {error}") from None
-    written += [bad.raw for bad in message.unparsed]
-    lines = [f"{OPEN_CALL}{text}{CLOSE_CALL}" for text in written]
-    return "\n".join([message.content, *lines] if message.content else lines)
+    call_texts += [broken.raw for broken in message.unparsed]
+    lines = [f"{OPEN_CALL}{text}{CLOSE_CALL}" for text in call_texts]
+    if message.content:
+        lines.insert(0, message.content)
+    return "\n".join(lines)
 
 
 def parse_message(text: str) -> Message:
-    """Assistant text → content and calls. A call that is broken is kept as what it is."""
+    """Split assistant text into content and calls. A broken call is kept as an unparsed one."""
     calls: list[ToolCall] = []
     unparsed: list[UnparsedToolCall] = []
     content: list[str] = []
     position = 0
-    while (start := text.find(OPEN_CALL, position)) >= 0 and len(unparsed) < MAX_BROKEN:
+    while len(unparsed) < _MAX_BROKEN:
+        start = text.find(OPEN_CALL, position)
+        if start < 0:
+            break
         before = text[position:start]
-        content.append(before.strip("\n") if calls or unparsed else before.removesuffix("\n"))
-        call, position = parse_call(text, start + len(OPEN_CALL))
-        (calls if isinstance(call, ToolCall) else unparsed).append(call)  # type: ignore[arg-type]
-    rest = text[position:]
-    content.append(rest if not calls and not unparsed else rest.strip("\n"))
-    return Message("assistant", "\n".join(c for c in content if c), tuple(calls), tuple(unparsed))
-
-
-def parse_call(text: str, start: int) -> tuple[ToolCall | UnparsedToolCall, int]:
-    """The call whose text begins at `start`, and where what follows it begins."""
-    try:
-        begin = skip_blank(text, start)
-        value, end = json.JSONDecoder().raw_decode(text, begin)
-        end = skip_blank(text, end)
-        if not text.startswith(CLOSE_CALL, end):
-            reason = f"no {CLOSE_CALL} behind the JSON"
-        elif isinstance(call := as_call(value), ToolCall):
-            return call, end + len(CLOSE_CALL)
+        is_first = not calls and not unparsed
+        # `assistant_text` writes one line break before the first call; the rest is content.
+        content.append(before.removesuffix("\n") if is_first else before.strip("\n"))
+        call, position = _parse_call(text, start + len(OPEN_CALL))
+        if isinstance(call, ToolCall):
+            calls.append(call)
         else:
+            unparsed.append(call)
+    rest = text[position:]
+    if calls or unparsed:
+        rest = rest.strip("\n")
+    content.append(rest)
+    joined = "\n".join(piece for piece in content if piece)
+    return Message("assistant", joined, tuple(calls), tuple(unparsed))
+
+
+def _parse_call(text: str, start: int) -> tuple[ToolCall | UnparsedToolCall, int]:
+    """Returns the call whose JSON begins at `start`, and the position after its closing tag."""
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, _skip_blank(text, start))
+        end = _skip_blank(text, end)
+        if text.startswith(CLOSE_CALL, end):
+            call = _as_call(value)
+            if isinstance(call, ToolCall):
+                return call, end + len(CLOSE_CALL)
             reason = call
-    except (ValueError, RecursionError) as error:  # ValueError alone: a number of 5,000 digits
-        deep = isinstance(error, RecursionError)
-        reason = "too deep" if deep else f"not JSON: {getattr(error, 'msg', 'number too long')}"
-    other = text.find(OPEN_CALL, start)
-    end = other if other >= 0 else len(text)
+        else:
+            reason = f"no {CLOSE_CALL} behind the JSON"
+    except RecursionError:
+        reason = "too deep"
+    except json.JSONDecodeError as error:
+        reason = f"not JSON: {error.msg}"
+    except ValueError:  # Python refuses integers of more than 4,300 digits
+        reason = "not JSON: number too long"
+    # The broken text ends at its closing tag, or where the next call opens: that one still counts.
+    next_open = text.find(OPEN_CALL, start)
+    end = next_open if next_open >= 0 else len(text)
     close = text.find(CLOSE_CALL, start, end)
-    if close < 0:  # never closed: the next call, if any, still counts
+    if close < 0:
         return UnparsedToolCall(text[start:end], reason), end
     return UnparsedToolCall(text[start:close], reason), close + len(CLOSE_CALL)
 
 
-def as_call(value: Any) -> ToolCall | str:
-    """`{"name": …, "arguments": {…}}` → a call, or what is wrong with it."""
+def _as_call(value: Any) -> ToolCall | str:
+    """Turn `{"name": …, "arguments": {…}}` into a call, or return what is wrong with it."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return "no name"
     arguments = value.get("arguments", {})
-    if isinstance(arguments, str):  # some models quote the object once more
+    if isinstance(arguments, str):  # some models write the object as JSON text
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):
@@ -86,19 +108,22 @@ def as_call(value: Any) -> ToolCall | str:
 
 
 def failed(message: Message) -> bool:
-    """Does a tool's answer say that the call failed?"""
+    """Returns whether a tool message says that its call failed."""
+    if message.role != "tool":
+        return False
     text = message.content.lstrip()
-    if message.role != "tool" or not text.startswith("{"):
-        return message.role == "tool" and text.lower().startswith(("error", "traceback"))
+    if not text.startswith("{"):
+        return text.lower().startswith(("error", "traceback"))
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return False
+    if value.get("error") or value.get("exception"):
+        return True
     status = str(value.get("status", "")).lower()
-    wrong = value.get("error") or value.get("exception") or status in ("error", "failed", "failure")
-    return bool(wrong) or value.get("success") is False
+    return status in _FAILURE_STATUSES or value.get("success") is False
 
 
-def skip_blank(text: str, position: int) -> int:
-    found = BLANK.match(text, position)
-    return found.end() if found else position
+def _skip_blank(text: str, position: int) -> int:
+    match = _BLANK.match(text, position)
+    return match.end() if match else position

@@ -1,5 +1,8 @@
-"""The world: its categories, and episodes in which their tools really run. An episode is a small
-state; `call` always answers with data: a result, or `{"error": code, "message": …}`."""
+"""The world: its categories, and episodes in which their tools really run.
+
+An episode is a small state. `Episode.call` always answers with data: a result, or
+`{"error": code, "message": …}`. Used by the environment, the rewards and the data builders.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,23 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from sharpen.tools import complaints
 from sharpen.types import Json, SharpenError, ToolCall
 from sharpen.world.domain import Domain, Tool, load_domain
 from sharpen.world.expressions import ToolFailure
-from sharpen.world.fields import TODAY, Family, Field, plain
-from sharpen.world.operations import Call, Param
+from sharpen.world.fields import TODAY, Family, plain
+from sharpen.world.operations import Call
+from sharpen.world.sampling import Sampler
 from sharpen.world.state import Entity, Tables, base_rows, diff, seeded
 
 DOMAINS = Path(__file__).parent / "domains"
-TRIES = 80  # arguments drawn before a tool is said not to reach an outcome from this state
-LARGEST = 1e12
 FAULTS = {
     "timeout": "the service did not answer in time; nothing was changed",
     "rate_limit": "too many requests; try again",
 }
+_MAX_NUMBER = 1e12
+_SAMPLING_TRIES = 80  # arguments drawn before a tool counts as unable to reach an outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,39 +47,49 @@ class Faults:
                 raise SharpenError(f"faults: expected {' or '.join(FAULTS)}, found {kind!r}")
 
     def kind(self, number: int) -> str:
-        if number in self.at or not (self.timeout or self.rate_limit):
-            return self.at.get(number, "")
+        """Returns the fault of call `number`, or empty."""
+        if number in self.at:
+            return self.at[number]
+        if not (self.timeout or self.rate_limit):
+            return ""
         drawn = seeded("fault", self.seed, number).random()
         if drawn < self.timeout:
             return "timeout"
-        return "rate_limit" if drawn < self.timeout + self.rate_limit else ""
+        if drawn < self.timeout + self.rate_limit:
+            return "rate_limit"
+        return ""
 
 
 class World:
     """All categories of a folder of domain files, each read when it is first needed."""
 
     def __init__(self, folder: str | Path = DOMAINS):
-        found = sorted(Path(folder).glob("*.yaml"))
-        if not found:
+        files = sorted(Path(folder).glob("*.yaml"))
+        if not files:
             raise SharpenError(f"{folder}: no domain files (*.yaml)")
-        self.files = {file.stem.replace("_", "/", 1): file for file in found}
-        self.categories, self.loaded = list(self.files), dict[str, Domain]()
+        # The first underscore of the name is the slash: travel_flights.yaml is travel/flights.
+        self.files = {file.stem.replace("_", "/", 1): file for file in files}
+        self.categories = list(self.files)
+        self._domains: dict[str, Domain] = {}
 
     def domain(self, category: str) -> Domain:
+        """Returns a category; an unknown one raises a SharpenError."""
         if category not in self.files:
             raise SharpenError(f"no category {category!r}; there are {', '.join(self.files)}")
-        if category not in self.loaded:
+        if category not in self._domains:
             domain = load_domain(self.files[category])
             if domain.category != category:
                 raise SharpenError(f"{self.files[category].name}: category is {domain.category!r}")
-            self.loaded[category] = domain
-        return self.loaded[category]
+            self._domains[category] = domain
+        return self._domains[category]
 
     def tools(self, categories: Iterable[str] | None = None) -> Iterator[Tool]:
+        """Yields the tools of these categories, or of all."""
         for category in categories or self.files:
             yield from self.domain(category).tools.values()
 
     def tool(self, name: str) -> Tool:
+        """Returns a tool by name; an unknown one raises a SharpenError."""
         for tool in self.tools():
             if tool.name == name:
                 return tool
@@ -89,9 +102,10 @@ class World:
         family: Family = "train",
         faults: Faults | None = None,
     ) -> Episode:
+        """Start an episode with the tools of these categories, or of all."""
         if family not in TODAY:
             raise SharpenError(f"family: expected {', '.join(TODAY)}, found {family!r}")
-        domains = [self.domain(c) for c in (categories or self.files)]
+        domains = [self.domain(category) for category in (categories or self.files)]
         return Episode(domains, seed, family, faults or Faults())
 
 
@@ -103,178 +117,152 @@ class Episode:
 
     def __init__(self, domains: Iterable[Domain], seed: int, family: Family, faults: Faults):
         self.domains = {domain.category: domain for domain in domains}
-        self.seed, self.faults = seed, faults
+        self.seed = seed
         self.family: Family = family
-        self.constants = {"today": str(TODAY[family]), "now": f"{TODAY[family]}T09:00"}
+        self.faults = faults
+        today = str(TODAY[family])
+        self.constants = {"today": today, "now": f"{today}T09:00"}
         self.reset()
 
     def reset(self) -> None:
-        self.tables, self.calls = Tables(self.base), 0
+        self.tables = Tables(self._base_rows)
+        self.call_count = 0
 
-    def base(self, entity: Entity) -> dict[str, Json]:
+    def _base_rows(self, entity: Entity) -> dict[str, Json]:
         category, name = entity.table.split(".")
         return base_rows(self.domains[category].entities, self.family, self.seed, name)
 
+    # Tools and calls
+
     def tools(self) -> Iterator[Tool]:
+        """Yields all tools of the episode."""
         for domain in self.domains.values():
             yield from domain.tools.values()
 
     def tool(self, name: str) -> Tool | None:
-        found = (domain.tools[name] for domain in self.domains.values() if name in domain.tools)
-        return next(found, None)
+        """Returns a tool by name, or None."""
+        for domain in self.domains.values():
+            if name in domain.tools:
+                return domain.tools[name]
+        return None
 
     def call(self, call: ToolCall, offered: Container[str] | None = None) -> Json:
-        """Execute one call, of the tools on offer; whatever is wrong with it is the answer."""
-        fault, self.calls = self.faults.kind(self.calls), self.calls + 1
+        """Execute one call and return its answer; whatever is wrong with the call is an answer.
+
+        With `offered`, only these tools can be called.
+        """
+        fault = self.faults.kind(self.call_count)
+        self.call_count += 1
         tool = self.tool(call.name)
         if tool is None or (offered is not None and call.name not in offered):
-            return failure("unknown_tool", f"there is no tool {call.name!r}")
-        if problems := complaints(tool.validator, call.arguments):
+            return error_result("unknown_tool", f"there is no tool {call.name!r}")
+        problems = complaints(tool.validator, call.arguments)
+        if problems:
             problems.append(f"parameters: {', '.join(tool.params) or 'none'}")
-            return failure("invalid_argument", "; ".join(problems))
+            return error_result("invalid_argument", "; ".join(problems))
         if fault:
-            return failure(fault, FAULTS[fault])
+            return error_result(fault, FAULTS[fault])
         try:
-            return self.execute(tool, call.arguments)
-        except ToolFailure as error:
-            return failure(error.code, error.message)
+            return self._execute(tool, call.arguments)
+        except ToolFailure as failure:
+            return error_result(failure.code, failure.message)
 
-    def execute(self, tool: Tool, arguments: Json) -> Json:
+    def _execute(self, tool: Tool, arguments: Json) -> Json:
         args = tool.defaults | arguments
         for name, value in arguments.items():
-            if isinstance(value, (int, float)) and abs(value) > LARGEST:
+            if isinstance(value, (int, float)) and abs(value) > _MAX_NUMBER:
                 raise ToolFailure("invalid_argument", f"{name}: too large")
             if isinstance(value, float):
                 args[name] = plain(value)
         entities = self.domains[tool.category].entities
-        running = Call(entities, self.tables, tool.params, args, self.constants)
-        result = tool.operation.execute(running)
-        for entity, key, row in running.writes:
+        call = Call(entities, self.tables, tool.params, args, self.constants)
+        result = tool.operation.execute(call)
+        for entity, key, row in call.writes:
             self.tables.put(entity, key, row)
         return result
 
+    def sample(
+        self, tool: Tool, rng: random.Random, using: Iterable[str] = (), outcome: str = "ok"
+    ) -> ToolCall | None:
+        """Draw a call of `tool` that has this outcome in the present state.
+
+        It has the required parameters and those under `using`. The outcome is that of
+        `outcome_of`. Returns None if no such call was found.
+        """
+        sampler = Sampler(self, tool, rng)
+        names = {*tool.required, *using}
+        for _ in range(_SAMPLING_TRIES):
+            arguments = sampler.arguments(names, misdirected=outcome == "not_found")
+            call = ToolCall(tool.name, arguments)
+            if outcome_of(self.fork().call(call)) == outcome:
+                return call
+        return None
+
+    # State
+
     def fork(self) -> Episode:
-        """The same state, to try something without consequences or injected faults."""
+        """Returns an episode in the same state, to try something; it injects no faults."""
         other = Episode(self.domains.values(), self.seed, self.family, Faults())
         other.restore(self.snapshot())
         return other
 
     def snapshot(self) -> Json:
-        """What was written so far; small, and enough to come back to this state."""
+        """Returns what was written so far, which is enough to come back to this state."""
         return {table: dict(edits) for table, edits in self.tables.edits.items()}
 
     def restore(self, snapshot: Json) -> None:
+        """Go back to the state of a snapshot."""
         self.tables.edits = {table: dict(edits) for table, edits in snapshot.items()}
 
     def state(self) -> Json:
-        """Every row, for a reader: table → key → row."""
-        found = [e for d in self.domains.values() for e in d.entities.entities.values()]
-        return {entity.table: dict(self.tables.rows(entity)) for entity in found}
+        """Returns every row, for a reader: table → key → row."""
+        state: Json = {}
+        for domain in self.domains.values():
+            for entity in domain.entities.entities.values():
+                state[entity.table] = dict(self.tables.rows(entity))
+        return state
 
     def changes(self) -> Json:
-        """What differs from the start, as end states are compared: table → key → row, or None."""
-        out: Json = {}
+        """Returns how the state differs from the start: table → key → row, or None if removed.
+
+        Two end states are the same if their changes are equal.
+        """
+        changes: Json = {}
         for table, edits in self.tables.edits.items():
             category, name = table.split(".")
             entity = self.domains[category].entities[name]
-            base, written = self.base(entity), dict[str, Json | None]()
+            base = self._base_rows(entity)
+            changed_rows: dict[str, Json | None] = {}
             for key, row in edits.items():
                 if row != base.get(key):
-                    written[key] = row and entity.public(row, base.get(key))
-            out |= {table: written} if written else {}
-        return out
+                    changed_rows[key] = row and entity.public(row, base.get(key))
+            if changed_rows:
+                changes[table] = changed_rows
+        return changes
 
     def same(self, other: Episode) -> bool:
-        """Whether both ended in the same state."""
+        """Returns whether both are in the same end state."""
         return self.changes() == other.changes()
 
-    def diff(self, wanted: Episode) -> list[str]:
-        return diff(self.changes(), wanted.changes())
+    def diff(self, expected: Episode) -> list[str]:
+        """Returns one readable line per difference from the state of another episode."""
+        return diff(self.changes(), expected.changes())
 
     def digest(self) -> str:
-        start = [sorted(self.domains), self.family, self.seed, self.changes()]
-        return hashlib.sha256(json.dumps(start, sort_keys=True).encode()).hexdigest()[:16]
-
-    def sample(
-        self, tool: Tool, rng: random.Random, using: Iterable[str] = (), outcome: str = "ok"
-    ) -> ToolCall | None:
-        """A call of `tool` with its required parameters and those under `using`, that has this
-        outcome (`ok`, or an error's code) in the present state; None when none was found."""
-        sampler, names = Sampler(self, tool, rng), {*tool.required, *using}
-        for _ in range(TRIES):
-            call = ToolCall(tool.name, sampler.arguments(names, outcome == "not_found"))
-            if outcome_of(self.fork().call(call)) == outcome:
-                return call
-        return None
+        """Returns a short hash of the start and of all changes."""
+        parts = [sorted(self.domains), self.family, self.seed, self.changes()]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def failure(code: str, message: str) -> Json:
+def error_result(code: str, message: str) -> Json:
+    """Returns the answer to a call that failed."""
     return {"error": code, "message": message}
 
 
 def outcome_of(result: Json) -> str:
-    """`ok`, `empty` for nothing found, `partial` for rows that were refused, or an error's code."""
-    if "error" in result or result.get("refused"):
-        return str(result.get("error", "partial"))
+    """Returns `ok`, `empty` if nothing was found, `partial` if rows were refused, or the error."""
+    if "error" in result:
+        return str(result["error"])
+    if result.get("refused"):
+        return "partial"
     return "empty" if result.get("count") == 0 else "ok"
-
-
-class Sampler:
-    """Draws arguments of one tool around a row of the present state, so that conditions are met."""
-
-    def __init__(self, episode: Episode, tool: Tool, rng: random.Random):
-        self.tool, self.rng, self.tables = tool, rng, episode.tables
-        self.family: Family = episode.family
-        self.entities = episode.domains[tool.category].entities
-
-    def keys(self, entity: str) -> list[str]:
-        return list(self.tables.rows(self.entities[entity]))
-
-    def value(self, field: Field) -> Any:
-        draw = self.entities.drawn(field, self.family)
-        return draw(self.rng.random, self.rng.sample, self.keys)
-
-    def arguments(self, names: Container[str], misdirected: bool = False) -> Json:
-        """Values for these parameters; misdirected ones have a key that nothing has."""
-        tool, home = self.tool, self.tool.operation.entity
-        rows = list(self.tables.rows(self.entities[home]).values()) if home else []
-        anchor = self.rng.choice(rows) if rows else {}
-        wanted = [param for param in tool.params.values() if param.name in names]
-        found = {param.name: self.argument(param, anchor) for param in wanted}
-        keys = [name for name in tool.takes if isinstance(found.get(name), str)]
-        for name in keys[:1] if misdirected else ():
-            entity = self.entities[tool.takes[name]]
-            found[name] = self.value(entity.fields[entity.key])
-        return found
-
-    def argument(self, param: Param, anchor: Json) -> Any:
-        operation = self.tool.operation
-        if param.many:
-            return self.several(param, param.many, anchor)
-        if param.anchor and anchor.get(param.anchor) not in (None, []):
-            return self.near(param.op, anchor[param.anchor])
-        own = operation.keyed and param.field.entity == operation.entity
-        return anchor[param.name] if own and param.name in anchor else self.value(param.field)
-
-    def near(self, op: str, value: Any) -> Any:
-        """A condition's value that a row with `value` meets."""
-        if op in ("<=", "<", ">=", ">") and not isinstance(value, str):
-            span = abs(value) * 0.25 + (0 if isinstance(value, float) else 1)
-            moved = value + (span if op in ("<=", "<") else -span)
-            whole = abs(moved) >= 10 or isinstance(value, int)
-            return max(0 if value >= 0 else moved, round(moved) if whole else round(moved, 1))
-        if op == "contains":
-            return max(str(value).split(), key=len).strip(".,;:").lower()
-        return self.rng.choice(value) if op == "has" else value
-
-    def several(self, param: Param, many: tuple[int, int], anchor: Json) -> list[Any]:
-        count = self.rng.randint(max(many[0], 1), min(many[1], 3))
-        first = anchor.get(param.anchor or param.name.removesuffix("s"))
-        found = [first] if first is not None else []
-        while len(found) < count:
-            value = self.value(param.field)
-            if value in found and count > many[0]:
-                count -= 1
-            elif value not in found:
-                found.append(value)
-        return found

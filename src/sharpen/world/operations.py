@@ -1,14 +1,17 @@
-"""What all operations share: settings, what their tools take and answer, and one execution.
+"""What all operations share: their settings, what their tools take and answer, and how they run.
 
-A tool is an operation with settings. Families are classes whose fields are settings that operations
-share; an operation is a method that runs a call, and its arguments are settings of its own. Its
-signature (`filters with top -> count:integer rows`) says what a tool takes and answers with."""
+A tool is an operation with settings. An operation is a method that runs a call; its arguments are
+settings of its own, and the fields of its class are settings that several operations share. Its
+signature (`filters with top -> count:integer rows`) names the parameters of its tools and the parts
+of their answers; `signatures.py` says what each word stands for. `reading.py` and `writing.py` hold
+the operations; `domain.py` makes tools of them.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
@@ -17,45 +20,25 @@ from pydantic import InstanceOf, create_model
 
 from sharpen.config import Config
 from sharpen.types import Json
-from sharpen.world.expressions import Condition, Expr, Named, ToolFailure
-from sharpen.world.fields import Field, plain, value_schema
+from sharpen.world.expressions import Expr, Named, ToolFailure
+from sharpen.world.fields import Field, plain
+from sharpen.world.signatures import Param, Shape, answer_shape, word_params
 from sharpen.world.state import Entities, Entity, Scope, Tables
 
-Run = TypeVar("Run", bound=Callable[..., Json])
+_RunMethod = TypeVar("_RunMethod", bound=Callable[..., Json])
 Names = tuple[str, ...]
-Shape = Any  # Field, a JSON type's name, [Shape] or {name: Shape}
 OPERATIONS: dict[str, type[Operation]] = {}
-LIMITS = {"<=": "upper limit for", "<": "upper limit for", ">=": "lower limit for"}
-LIMITS |= {">": "lower limit for", "contains": "words to look for in"}
-UNSET: Json = {"none": 0.0, "calc": None, "default": None}  # of a field that becomes a parameter
-TOP = Field(kind="int", spec=(1, 5), about="how many to return", bounds=(1, 10))
-LENGTH = Field(kind="int", spec=(30, 120), step=30, about="length in minutes", bounds=(5, 600))
 
 
-@dataclass(frozen=True, slots=True)
-class Param:
-    """One parameter of a tool. `anchor` and `op` tie it to a field of the rows that it selects."""
-
-    name: str
-    field: Field
-    required: bool = True
-    default: Any = None
-    many: tuple[int, int] | None = None
-    anchor: str = ""
-    op: str = "="
-
-    def schema(self) -> Json:
-        out = value_schema(self.field)
-        if self.many:
-            about = out.pop("description")
-            out = {"type": "array", "items": out, "minItems": self.many[0], "description": about}
-            out |= {"maxItems": self.many[1], "uniqueItems": True}
-        return out | ({"default": self.default} if self.default is not None else {})
+# One call -----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Call:
-    """One execution. Writes wait for its end, so that a call which fails changes nothing."""
+    """One execution of a tool.
+
+    Its writes are applied after it has succeeded, so that a call which fails changes nothing.
+    """
 
     entities: Entities
     tables: Tables
@@ -67,69 +50,91 @@ class Call:
     writes: list[tuple[Entity, str, Json | None]] = field(default_factory=list)
 
     def find(self, entity: str, key: Any) -> Json:
-        """The row; a key of something else is told to be one."""
+        """Returns a row. The failure says so if the key belongs to an entity of another kind."""
         try:
             return self.tables.find(self.entities[entity], key)
-        except ToolFailure as error:
-            others = self.entities.entities.values()
-            nouns = [o.noun for o in others if isinstance(key, str) and self.tables.get(o, key)]
-            what = f", which is the key of another kind: {nouns[0]}" if nouns else ""
-            raise ToolFailure(error.code, error.message + what) from None
+        except ToolFailure as failure:
+            message = failure.message
+            if isinstance(key, str):
+                for other in self.entities.entities.values():
+                    if self.tables.get(other, key):
+                        message += f", which is the key of another kind: {other.noun}"
+                        break
+            raise ToolFailure(failure.code, message) from None
 
     def rows(self, entity: str) -> Iterable[Json]:
+        """Returns all rows of an entity as they are now."""
         return self.tables.rows(self.entities[entity]).values()
 
     def children(self, child: str, parent: Entity) -> list[Json]:
-        """The rows of `child` that refer to the row."""
-        by, key = self.entities.reference(child, parent.name), self.row[parent.key]
-        return [other for other in self.rows(child) if other[by] == key]
+        """Returns the rows of `child` that refer to the call's row."""
+        reference = self.entities.reference(child, parent.name)
+        key = self.row[parent.key]
+        return [row for row in self.rows(child) if row[reference] == key]
 
-    def given(self, names: Iterable[str]) -> Json:
+    def given_args(self, names: Iterable[str]) -> Json:
+        """Returns the arguments among `names` that have a value."""
         return {name: self.args[name] for name in names if self.args.get(name) is not None}
 
-    def names(self, row: Json) -> Scope:
-        """A scope over `row`; an optional argument that was not given hides nothing."""
-        given = {name: value for name, value in self.args.items() if value is not None}
-        known = dict.fromkeys(self.params) | self.constants | row | given
-        return Scope(self.entities, self.find, known)
+    def make_scope(self, row: Json) -> Scope:
+        """Returns the names that an expression sees for a row.
 
-    def enter(self) -> None:
-        """Open the scope and follow every reference among the arguments; an unknown one fails."""
-        self.scope = self.names(self.row)
+        An argument hides a field of its name; an optional one that was not given hides nothing.
+        """
+        names: Json = dict.fromkeys(self.params)
+        names |= self.constants
+        names |= row
+        names |= {name: value for name, value in self.args.items() if value is not None}
+        return Scope(self.entities, self.find, names)
+
+    def open_scope(self) -> None:
+        """Set the scope and look up every reference among the arguments.
+
+        An unknown key fails. The row of the parameter `new_flight_id` becomes `new_flight`.
+        """
+        self.scope = self.make_scope(self.row)
         for param in self.params.values():
-            if param.field.kind == "ref" and self.args.get(param.name) is not None:
-                keys = self.args[param.name] if param.many else [self.args[param.name]]
-                found = [self.find(param.field.spec, key) for key in keys]
-                self.scope.setdefault(param.name.removesuffix("_id"), found[0])
+            argument = self.args.get(param.name)
+            if param.field.kind != "ref" or argument is None:
+                continue
+            keys = argument if param.many else [argument]
+            rows = [self.find(param.field.spec, key) for key in keys]
+            self.scope.setdefault(param.name.removesuffix("_id"), rows[0])
 
     def change(self, entity: Entity, row: Json, changes: Json) -> Json:
-        """Write over some fields of a row; answers with them as they are stored."""
+        """Change some fields of a row and return their values as they are stored."""
         stored = {name: entity.fields[name].coerce(value) for name, value in changes.items()}
         self.writes.append((entity, row[entity.key], row | stored))
         return stored
 
 
 def refuse(when: bool, why: str, code: str = "conflict") -> None:
+    """Fail the call with this error if the condition holds."""
     if when:
         raise ToolFailure(code, why)
 
 
 def tidy(value: Any) -> Any:
+    """Returns a computed number with at most four decimals, and anything else as it is."""
     return plain(round(value, 4)) if isinstance(value, float) else value
 
 
-def operation(signature: str) -> Callable[[Run], Run]:
-    """Marks a method as an operation: `@operation("what it takes -> what it answers")`."""
+# Operations ---------------------------------------------------------------------------------------
 
-    def mark(run: Run) -> Run:
-        vars(run)["signature"] = [words.split() for words in signature.split("->")]
+
+def operation(signature: str) -> Callable[[_RunMethod], _RunMethod]:
+    """Mark a method as an operation: `@operation("what it takes -> what it answers")`."""
+    input_text, answer_text = signature.split("->")
+
+    def mark(run: _RunMethod) -> _RunMethod:
+        vars(run)["signature"] = (input_text.split(), answer_text.split())
         return run
 
     return mark
 
 
 class Operation(Config):
-    """What every tool of a domain file says, whatever its operation."""
+    """The settings that every tool of a domain file has, whatever its operation."""
 
     about: str
     goal: str
@@ -147,23 +152,33 @@ class Operation(Config):
 
     op: ClassVar[str]
     run: ClassVar[Callable[..., Json]]
-    signature: ClassVar[list[list[str]]]
-    own: ClassVar[list[str]]  # the settings that `run` gets
+    run_settings: ClassVar[list[str]]  # the settings that are arguments of `run`
+    input_words: ClassVar[list[str]]
+    answer_words: ClassVar[list[str]]
     writes: ClassVar[bool] = False
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Registers the operations of a family, each with a model of its settings."""
-        for run in [value for value in vars(cls).values() if hasattr(value, "signature")]:
-            hints, fields = get_type_hints(run, include_extras=True), dict[str, Any]()
-            for setting in list(inspect.signature(run).parameters.values())[2:]:
-                default = ... if setting.default is setting.empty else setting.default
-                alias = setting.name.rstrip("_")  # `from_` stands for `from`
-                fields[setting.name] = (hints[setting.name], Setting(default, alias=alias))
-            made = create_model(run.__name__, __base__=cls, **fields)
-            made.op, made.run, made.own = run.__name__.rstrip("_"), run, list(fields)
-            made.signature = run.signature
-            OPERATIONS[made.op] = made
+        """Register each operation of a class, with a model of its settings."""
+        for run in list(vars(cls).values()):
+            if hasattr(run, "signature"):
+                cls._register(run)
+
+    @classmethod
+    def _register(cls, run: Any) -> None:
+        hints = get_type_hints(run, include_extras=True)
+        fields: dict[str, Any] = {}
+        settings = list(inspect.signature(run).parameters.values())[2:]  # without self and call
+        for setting in settings:
+            default = ... if setting.default is setting.empty else setting.default
+            alias = setting.name.rstrip("_")  # `from_` stands for `from`
+            fields[setting.name] = (hints[setting.name], Setting(default, alias=alias))
+        model = create_model(run.__name__, __base__=cls, **fields)
+        model.op = run.__name__.rstrip("_")
+        model.run = run
+        model.run_settings = list(fields)
+        model.input_words, model.answer_words = run.signature
+        OPERATIONS[model.op] = model
 
     @cached_property
     def home(self) -> Entity:
@@ -173,139 +188,41 @@ class Operation(Config):
     @cached_property
     def keyed(self) -> bool:
         """Whether the tool takes the key of one row of its entity."""
-        return bool(self.entity) and "key" in self.signature[0]
+        return bool(self.entity) and "key" in self.input_words
 
     def parameters(self) -> list[Param]:
-        return [param for word in self.signature[0] for param in takes(self, word)]
+        """Returns what the tool takes, in order."""
+        params: list[Param] = []
+        for word in self.input_words:
+            params += word_params(self, word)
+        return params
 
     def shape(self) -> Shape:
-        """What a successful answer looks like."""
-        found: dict[str, Shape] = {}
-        for word in self.signature[1]:
-            found |= answers(self, word)
-        return found | dict.fromkeys(self.returns, "any")
+        """Returns what a successful answer looks like."""
+        shape: dict[str, Shape] = {}
+        for word in self.answer_words:
+            shape |= answer_shape(self, word)
+        return shape | dict.fromkeys(self.returns, "any")
 
     def guard(self, scope: Scope) -> None:
+        """Fail where a `deny` holds or a `require` does not."""
         for refused, message in self.deny.items():
             refuse(refused(scope), message, "permission")
         for needed, message in self.require.items():
             refuse(not needed(scope), message)
 
     def execute(self, call: Call) -> Json:
+        """Run a call and return its answer; a call that is refused raises a ToolFailure."""
         if self.keyed:
             call.row = call.find(self.entity, call.args[self.home.key])
-        call.enter()
-        if "refused" not in self.signature[1]:  # else each row is looked at by itself
+        call.open_scope()
+        checks_rows_itself = "refused" in self.answer_words
+        if not checks_rows_itself:
             self.guard(call.scope)
-        result = type(self).run(self, call, **{name: getattr(self, name) for name in self.own})
+        settings = {name: getattr(self, name) for name in self.run_settings}
+        result = type(self).run(self, call, **settings)
         for name, expression in self.returns.items():
-            result[name] = call.scope[name] = tidy(expression(call.scope))
+            value = tidy(expression(call.scope))
+            result[name] = value
+            call.scope[name] = value
         return result
-
-
-def takes(tool: Any, word: str) -> list[Param]:
-    """What a word before the arrow stands for: one of these, or a setting that names it."""
-    key = tool.home.key if tool.entity else ""
-    match word:
-        case "key":
-            return [own(tool, key, tool.home.reference())] if key else []
-        case "first" | "second" | "source" | "target":
-            return [own(tool, getattr(tool, word, f"{word}_{key}"), tool.home.reference())]
-        case "keys4" | "keys6":
-            return [own(tool, f"{key}s", tool.home.reference(), many=(2, int(word[-1])))]
-        case "filters":
-            return [filter_param(tool, c) for c in tool.conditions if c.name]
-        case "with":
-            return [param(tool, c.name, c.required, c.value) for c in tool.with_]
-        case "change":
-            return [param(tool, name, len(tool.change) == 1) for name in tool.change]
-        case "place":
-            places = [param(tool, name) for name in (tool.resource, "date")]
-            return [replace(place, anchor=place.name) for place in places]
-        case "top":
-            return [Param(word, TOP, required=False, default=3)]
-        case "duration_minutes":
-            return [own(tool, word, LENGTH)]
-        case "group_by":
-            kind = Field(kind="choice", spec=tool.group, about="field to group the figures by")
-            return [Param(word, kind)] if len(tool.group) > 1 else []
-        case "from_unit" | "to_unit":
-            way, name = ("from", tool.source) if word == "from_unit" else ("to", tool.target)
-            kind = Field(kind="choice", spec=tuple(tool.table), about=f"unit to convert {way}")
-            return [own(tool, name, kind)]
-    name: str = getattr(tool, word, word)
-    return [param(tool, name)] if name else []
-
-
-def own(tool: Operation, name: str, kind: Field, **more: Any) -> Param:
-    """A parameter that an operation brings along, unless the file describes it."""
-    return Param(name, tool.params.get(name) or kind, **more)
-
-
-def param(tool: Operation, name: str, required: bool = True, default: Any = None) -> Param:
-    """A parameter by name: declared under `params`, or a field of one of the entities."""
-    homes = [home for home in (getattr(tool, "into", ""), tool.entity) if home]
-    for fields in (tool.params, *(tool.entities[home].fields for home in homes)):
-        if name in fields:
-            return Param(name, fields[name], required, default)
-    where = " or ".join(homes) or "any entity"
-    raise ValueError(f"parameter {name!r} is neither under params nor a field of {where}")
-
-
-def filter_param(tool: Operation, condition: Condition) -> Param:
-    """The parameter of a condition: its field's kind, with a description of what it does."""
-    name, op, required, default = condition.name, condition.op, condition.required, condition.value
-    base, changed = tool.home.select([condition.field])[condition.field], dict(UNSET)
-    if op in LIMITS:
-        changed["about"] = f"{LIMITS[op]} the {base.about}"
-    if op == "has":
-        changed["kind"] = "ref" if base.entity else "choice"
-    kind = tool.params.get(name) or base.model_copy(update=changed)
-    return Param(name, kind, required, default, (1, 4) if op == "in" else None, condition.field, op)
-
-
-def answers(tool: Any, word: str) -> dict[str, Shape]:
-    """What a word behind it stands for: one of these, a setting with fields, or `name:kind`."""
-    home, entities = tool.entity and tool.home, tool.entities
-    match word:
-        case "rows":
-            score = {tool.score: "number"} if getattr(tool, "score", "") else {}
-            return {home.plural: [home.select(tool.show) | score]}
-        case "children":
-            shown = [(entities[child], names) for child, names in tool.include.items()]
-            return {child.plural: [child.select(names)] for child, names in shown}
-        case "spread":
-            return {f"by_{tool.group}": "object"} if tool.group else {}
-        case "groups":
-            numbers = dict.fromkeys(tool.figures, "number")
-            return {word: [numbers]} if tool.group else numbers
-        case "slots":
-            return {word: [{"start": "string", "end": "string"}]}
-        case "refused":
-            return {word: [{home.key: home.reference(), "reason": "string"}]}
-        case "choice" | "ref" | "list":  # the field that is changed, which must be one
-            found = home.select([tool.field])[tool.field]
-            if found.kind != word:
-                raise ValueError(f"field: {tool.field!r} is not of kind {word}")
-            for value in (*tool.from_, tool.to) if word == "choice" else ():
-                if value not in found.spec:
-                    known = ", ".join(map(str, found.spec))
-                    raise ValueError(f"{tool.field} has no value {value!r}; it has {known}")
-            return {tool.field: found}
-        case "restored":
-            owner, _, name = tool.restore.partition(".")
-            return entities[owner].select([name])
-        case "first" | "second" | "source" | "target":
-            names = tool.fields if word in ("first", "second") else [tool.field]
-            return {f"{word}_{n}": kind for n, kind in home.select(names).items()}
-        case "made":
-            return tool.made.select(tool.show)
-        case "key":
-            return {home.key: home.reference()}
-    name, _, kind = word.partition(":")
-    said = getattr(tool, name) if name in type(tool).model_fields else name
-    names = [said] if isinstance(said, str) else list(said)
-    if kind:
-        one = home.reference() if "key" in kind else kind.strip("[]")
-        return dict.fromkeys(names, [one] if kind.startswith("[") else one)
-    return home.select(names) if names or name == "show" else {}

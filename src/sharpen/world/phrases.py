@@ -1,4 +1,7 @@
-"""Phrases of a domain file: `{slot}`s and how values are spoken in them."""
+"""The phrases of a domain file: filling `{slot}`s, and how values are spoken in them.
+
+Called by the data builders, tool cards and gold trajectories.
+"""
 
 from __future__ import annotations
 
@@ -10,58 +13,69 @@ from sharpen.types import SharpenError
 from sharpen.world.domain import Tool
 
 SLOT = re.compile(r"\{([\w.*]+)\}")
+_QUESTION_WORDS = ("what", "when", "where", "whether", "which", "who", "how", "why")
 
 
 def slots(template: str) -> list[str]:
-    """The names a phrase needs, without what follows their first dot."""
-    return [name.split(".")[0] for name in SLOT.findall(template)]
+    """Returns the names that a phrase needs, without what follows their first dot."""
+    return [path.split(".")[0] for path in SLOT.findall(template)]
 
 
 def fill(template: str, *sources: Mapping[str, Any]) -> str:
-    """A phrase with its slots filled from the first source that has them. `{rows.0.fare}` goes into
-    lists and objects, `{rows.*.fare}` speaks of all of them."""
+    """Fill each slot of a phrase from the first source that has its name.
 
-    def value(match: re.Match[str]) -> str:
-        root, *path = match[1].split(".")
+    `{rows.0.fare}` goes into lists and objects, `{rows.*.fare}` lists the fares of all rows.
+    """
+
+    def fill_slot(match: re.Match[str]) -> str:
+        root, *steps = match[1].split(".")
         try:
-            found = next(s[root] for s in sources if root in s)
-            for step in path:
-                found = go(found, step)
+            value = next(source[root] for source in sources if root in source)
+            for step in steps:
+                value = go(value, step)
         except (StopIteration, LookupError, TypeError):
             raise SharpenError(f"nothing for {{{match[1]}}} in {template!r}") from None
-        return spoken(found)
+        return spoken(value)
 
-    return SLOT.sub(value, template)
+    return SLOT.sub(fill_slot, template)
 
 
 def go(value: Any, step: str) -> Any:
+    """Go one step into a value: a key of an object, an index or `*` of a list.
+
+    A key after `*` gives that key of every item.
+    """
     if not isinstance(value, list):
         return value[step]
     if step == "*":
         return value
-    return value[int(step)] if step.isdigit() else [v[step] for v in value]
+    if step.isdigit():
+        return value[int(step)]
+    return [item[step] for item in value]
 
 
 def spoken(value: Any) -> str:
-    """A value as people write it: `a, b and c`, 390 for 390.0, no underscores."""
+    """Returns a value as people write it: `a, b and c`, 390 for 390.0, no underscores."""
     if value is None:
         return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        *first, last = [spoken(v) for v in value] or ["none"]
+        *first, last = [spoken(item) for item in value] or ["none"]
         return f"{', '.join(first)} and {last}" if first else last
     if isinstance(value, dict):
-        return ", ".join(f"{k.replace('_', ' ')} {spoken(v)}" for k, v in value.items())
+        pairs = [f"{key.replace('_', ' ')} {spoken(inner)}" for key, inner in value.items()]
+        return ", ".join(pairs)
     if isinstance(value, float) and value == int(value):
         return str(int(value))
     return str(value).removesuffix("_id").replace("_", " ")
 
 
 def missing_question(tool: Tool, parameter: str) -> str:
-    """What the assistant asks when a request leaves this parameter out."""
+    """Returns what the assistant asks when a request leaves this parameter out."""
     param = tool.params[parameter]
     about = param.field.about
-    if about.split()[0] in ("what", "when", "where", "whether", "which", "who", "how", "why"):
+    if about.split()[0] in _QUESTION_WORDS:
         return f"Could you tell me {about}?"
-    return f"What is the {about}{' of each' if param.many else ''}?"
+    of_each = " of each" if param.many else ""
+    return f"What is the {about}{of_each}?"

@@ -1,7 +1,9 @@
-"""A small SQL database in memory that nothing leaves: no files, bounded time, rows and size.
+"""A small SQL database in memory. Statements cannot leave it: no files, and limits on time, rows
+and size.
 
-`Task.gold` is `{"schema": script, "writable"?: true, "sql": statement or list}`; `envs/sql.py` acts
-in it, and what the statements of a trajectory leave is compared with what gold's leave."""
+`Task.gold` is `{"schema": script, "writable"?: true, "sql": statement or list}`. `envs/sql.py` acts
+in the database, and the SQL reward compares what a trajectory leaves with what gold leaves.
+"""
 
 from __future__ import annotations
 
@@ -15,85 +17,121 @@ from typing import Any
 from sharpen.config import one_line
 from sharpen.types import Json, RowError, Task, Trajectory
 
-MAX_ROWS, LIMIT_S, BUILD_S = 50, 2.0, 10.0
-MAX_VALUE, MAX_PAGES = 1 << 17, 1 << 14  # bytes of a value, pages of 4 KB
-OUTSIDE = (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH)
-LIMITED = '{"error": "call_limit"'
+LIMIT_S = 2.0  # per statement
+_BUILD_LIMIT_S = 10.0
+_MAX_ROWS = 50
+_MAX_VALUE_BYTES = 1 << 17
+_MAX_PAGES = 1 << 14  # of 4 KB
+_CLOCK_EVERY = 1000  # instructions of SQLite's virtual machine
+_ATTACH_ACTIONS = (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH)
+_STATEMENT_ACTIONS = (*_ATTACH_ACTIONS, sqlite3.SQLITE_PRAGMA)
+_CALL_LIMIT_ERROR = '{"error": "call_limit"'
+
+_TableRows = dict[str, Counter[Any]]  # table → row → how often it is there
 
 
 class Database:
-    """That of a task; `run` takes one statement at a time."""
+    """The database of a task."""
 
     def __init__(self, task: Task):
         schema = task.gold.get("schema")
         if not isinstance(schema, str) or not schema.strip():
             raise RowError(task.id, "gold.schema: expected a script that builds the database")
-        self.base = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        self.base.text_factory = lambda text: text.decode("utf-8", "replace")
-        self.base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE)
-        self.base.execute(f"pragma max_page_count = {MAX_PAGES}")
-        self.base.set_authorizer(lambda action, *_: int(action in OUTSIDE))
-        self.start_clock(BUILD_S)
+        self._base = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self._base.text_factory = lambda text: text.decode("utf-8", "replace")
+        self._base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
+        self._base.execute(f"pragma max_page_count = {_MAX_PAGES}")
+        self._forbid(_ATTACH_ACTIONS)
+        self._start_clock(_BUILD_LIMIT_S)
+        is_read_only = not task.gold.get("writable")
         try:
-            self.base.executescript(schema)
-            self.base.execute(f"pragma query_only = {int(not task.gold.get('writable'))}")
+            self._base.executescript(schema)
+            self._base.execute(f"pragma query_only = {int(is_read_only)}")
         except (sqlite3.Error, ValueError) as error:
             raise RowError(task.id, f"gold.schema: {one_line(error)}") from None
-        forbidden = (*OUTSIDE, sqlite3.SQLITE_PRAGMA)
-        self.base.set_authorizer(lambda action, *_: int(action in forbidden))
+        self._forbid(_STATEMENT_ACTIONS)
 
-    def start_clock(self, limit_s: float) -> float:
+    def _forbid(self, actions: Sequence[int]) -> None:
+        def authorize(action: int, *_: Any) -> int:
+            return sqlite3.SQLITE_DENY if action in actions else sqlite3.SQLITE_OK
+
+        self._base.set_authorizer(authorize)
+
+    def _start_clock(self, limit_s: float) -> float:
+        """Interrupt whatever runs longer than this; return the end on the monotonic clock."""
         end = time.monotonic() + limit_s
-        self.base.set_progress_handler(lambda: int(time.monotonic() > end), 1000)
+
+        def is_late() -> int:
+            return int(time.monotonic() > end)
+
+        self._base.set_progress_handler(is_late, _CLOCK_EVERY)
         return end
 
-    def run(self, statement: str, max_rows: int = MAX_ROWS, limit_s: float = LIMIT_S) -> Json:
-        """`{"columns", "rows"}` with `more` where rows were left out, or an error."""
-        end = self.start_clock(limit_s)
+    def run(self, statement: str, max_rows: int = _MAX_ROWS, limit_s: float = LIMIT_S) -> Json:
+        """Run one statement.
+
+        Returns `{"columns", "rows"}`, with `more` if rows were left out, `{"changed"}` for a
+        statement without rows, or an error.
+        """
+        end = self._start_clock(limit_s)
         try:
-            found = self.base.execute(statement)
-            rows = [[plain(cell) for cell in row] for row in found.fetchmany(max_rows + 1)]
+            cursor = self._base.execute(statement)
+            rows = [[_plain_cell(cell) for cell in row] for row in cursor.fetchmany(max_rows + 1)]
         except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
-            late = time.monotonic() > end
-            text = f"it took longer than {limit_s:g} s" if late else one_line(error)
-            return {"error": "timeout" if late else "sql", "message": text}
-        if found.description is None:
-            return {"changed": found.rowcount}
-        answer: Json = {"columns": [column[0] for column in found.description]}
-        answer["rows"] = rows[:max_rows]
-        return answer | ({"more": True} if len(rows) > max_rows else {})
+            if time.monotonic() > end:
+                return {"error": "timeout", "message": f"it took longer than {limit_s:g} s"}
+            return {"error": "sql", "message": one_line(error)}
+        if cursor.description is None:
+            return {"changed": cursor.rowcount}
+        answer: Json = {
+            "columns": [column[0] for column in cursor.description],
+            "rows": rows[:max_rows],
+        }
+        if len(rows) > max_rows:
+            answer["more"] = True
+        return answer
 
-    def state(self) -> dict[str, Counter[Any]]:
-        """Every table's rows, in no order."""
-        self.base.set_progress_handler(None, 0)
-        listed = self.base.execute("select name from sqlite_master where type = 'table'")
-        names = [name for (name,) in listed if not name.startswith("sqlite_")]
-        quoted = {name: name.replace('"', '""') for name in names}
-        return {n: Counter(self.base.execute(f'select * from "{q}"')) for n, q in quoted.items()}
+    def state(self) -> _TableRows:
+        """Returns the rows of every table, in no order."""
+        self._base.set_progress_handler(None, 0)
+        tables = self._base.execute("select name from sqlite_master where type = 'table'")
+        names = [name for (name,) in tables if not name.startswith("sqlite_")]
+        state: _TableRows = {}
+        for name in names:
+            quoted = name.replace('"', '""')
+            state[name] = Counter(self._base.execute(f'select * from "{quoted}"'))
+        return state
 
 
-def plain(cell: Any) -> Any:
+def _plain_cell(cell: Any) -> Any:
     return cell.hex() if isinstance(cell, bytes) else cell
 
 
-def left_by(task: Task, statements: Sequence[Any]) -> tuple[dict[str, Counter[Any]], list[Json]]:
-    """What statements leave in the task's database, and what they answered."""
-    base = Database(task)
-    answers = [base.run(str(statement)) for statement in statements]
-    return base.state(), answers
+def _run_statements(task: Task, statements: Sequence[Any]) -> tuple[_TableRows, list[Json]]:
+    """Returns the end state of the task's database after the statements, and their answers."""
+    database = Database(task)
+    answers = [database.run(str(statement)) for statement in statements]
+    return database.state(), answers
 
 
 def end_state_reached(task: Task, trajectory: Trajectory) -> float:
-    """1 where the trajectory's `run_sql` calls leave what gold's statements leave. A call past a
-    limit was answered and not run."""
-    gold = task.gold.get("sql") or []
-    wanted, answers = left_by(task, [gold] if isinstance(gold, str) else gold)
+    """Returns 1 if the `run_sql` calls of a trajectory leave what the gold statements leave."""
+    gold_statements = task.gold.get("sql") or []
+    if isinstance(gold_statements, str):
+        gold_statements = [gold_statements]
+    gold_state, answers = _run_statements(task, gold_statements)
     if not answers or any("error" in answer for answer in answers):
         raise RowError(task.id, f"gold.sql: {answers or 'missing'}"[:300])
-    said = []
+    state, _ = _run_statements(task, _executed_statements(trajectory))
+    return float(state == gold_state)
+
+
+def _executed_statements(trajectory: Trajectory) -> list[Any]:
+    """Returns the statements of a trajectory, without calls that the call limit refused."""
+    statements = []
     for turn in trajectory.turns:
         for call, result in zip_longest(turn.message.tool_calls, turn.results):
-            limited = result and result.content.startswith(LIMITED)
-            if call and call.name == "run_sql" and not limited:
-                said.append(call.arguments.get("query", ""))
-    return float(left_by(task, said)[0] == wanted)
+            was_refused = result and result.content.startswith(_CALL_LIMIT_ERROR)
+            if call and call.name == "run_sql" and not was_refused:
+                statements.append(call.arguments.get("query", ""))
+    return statements

@@ -1,5 +1,9 @@
-"""Entities, their seeded rows, and the per-episode state over them: base rows are drawn once for a
-category, family and seed, shared and never changed; an episode keeps only what it changed."""
+"""Entities, their seeded rows, and the state of an episode over them.
+
+The rows at the start of an episode depend on category, family and seed alone. They are drawn once,
+shared by all episodes and never changed; an episode keeps only what it changed. Used by the
+operations and by episodes; `seeded` is the random generator of all data builders.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,14 @@ from sharpen.types import Json, SharpenError
 from sharpen.world.expressions import ToolFailure
 from sharpen.world.fields import TODAY, Drawing, Family, Field, shared_pools
 
+# Entities -----------------------------------------------------------------------------------------
+
 
 class Entity(Config):
-    """One kind of thing that a category keeps. The first of its fields is its key."""
+    """One kind of thing that a category keeps, such as a flight. Its first field is its key.
+
+    `name`, `table` and `key` are filled in by `Entities`.
+    """
 
     fields: dict[str, Field]
     rows: int = 10
@@ -32,43 +41,60 @@ class Entity(Config):
         return id(self)
 
     def show(self, row: Json, names: Iterable[str]) -> Json:
-        """The row as a caller may see and change it."""
-        return {n: deepcopy(row[n]) for n in names or self.fields}
+        """Returns a copy of some fields of a row, or of all, which a caller may change."""
+        return {name: deepcopy(row[name]) for name in names or self.fields}
 
     def public(self, row: Json, base: Json | None) -> Json:
-        """What counts when end states are compared: free wording only counts as changed or not."""
-        before, free = base or {}, [name for name in row if self.fields[name].free]
-        return row | {n: row[n] is not None and row[n] != before.get(n) for n in free}
+        """Returns a row as end states compare it.
+
+        Fields with free wording only say whether they hold something other than in `base`.
+        """
+        base = base or {}
+        public = dict(row)
+        for name, value in row.items():
+            if self.fields[name].free:
+                public[name] = value is not None and value != base.get(name)
+        return public
 
     def reference(self) -> Field:
-        """The key, as other rows and parameters hold it."""
+        """Returns the field in which other rows and parameters hold this entity's key."""
         return Field(kind="ref", spec=self.name, about=self.fields[self.key].about)
 
     def select(self, names: Iterable[str]) -> dict[str, Field]:
-        """These fields, or all of them; a name that is none of them is an error."""
-        chosen = list(names) or list(self.fields)
-        for name in chosen:
+        """Returns these fields, or all of them; an unknown name raises a ValueError."""
+        selected: dict[str, Field] = {}
+        for name in list(names) or list(self.fields):
             if name not in self.fields:
                 raise ValueError(f"{self.name} has no field {name!r}")
-        return {n: self.reference() if n == self.key else self.fields[n] for n in chosen}
+            selected[name] = self.reference() if name == self.key else self.fields[name]
+        return selected
 
 
 class Entities:
-    """A category's entities by name, with its pools: all that rows are drawn from."""
+    """The entities of a category by name, with the pools that their rows are drawn from."""
 
     def __init__(self, category: str, entities: dict[str, Entity], pools: Mapping[str, Any]):
-        self.category, self.entities = category, dict[str, Entity]()
+        self.category = category
+        self.entities: dict[str, Entity] = {}
         self.pools = shared_pools() | {name: tuple(values) for name, values in pools.items()}
-        self.drawn = cache(self.compiled)
-        self.holders: dict[str, list[str]] = {}  # names under which rows hold an entity's keys
+        # Compiles the function that draws a field's values or an entity's rows, once per family.
+        self.get_drawer = cache(self._compile_drawer)
+        # Entity → names of the fields that hold its keys, in its own rows or in others.
+        self.holders: dict[str, list[str]] = {}
         for name, entity in entities.items():
-            said: Json = {"name": name, "table": f"{category}.{name}"}
-            said |= {"noun": entity.noun or name.replace("_", " ")}
-            said |= {"key": next(iter(entity.fields), ""), "plural": entity.plural or f"{name}s"}
-            self.entities[name] = entity.model_copy(update=said)
-            self.holders[name] = [said["key"]]
+            key = next(iter(entity.fields), "")
+            derived = {
+                "name": name,
+                "table": f"{category}.{name}",
+                "noun": entity.noun or name.replace("_", " "),
+                "plural": entity.plural or f"{name}s",
+                "key": key,
+            }
+            self.entities[name] = entity.model_copy(update=derived)
+            self.holders[name] = [key]
         for entity in self.entities.values():
             for name, field in entity.fields.items():
+                # A reference to an unknown entity is reported when the domain file is checked.
                 if field.kind == "ref" and name not in self.holders.get(field.spec, [name]):
                     self.holders[field.spec].append(name)
 
@@ -78,70 +104,89 @@ class Entities:
         return self.entities[name]
 
     def reference(self, child: str, parent: str) -> str:
-        """The field by which rows of `child` point at `parent`."""
+        """Returns the name of the field by which rows of `child` refer to `parent`."""
         for name, field in self[child].fields.items():
             if field.kind == "ref" and field.spec == parent:
                 return name
         raise SharpenError(f"{child} has no reference to {parent}")
 
-    def compiled(self, owner: Field | Entity, family: Family) -> Callable[..., Any]:
-        """What draws a field's values, or all of a row but its key."""
+    def _compile_drawer(self, owner: Field | Entity, family: Family) -> Callable[..., Any]:
+        drawing = Drawing(family, self.pools)
         if isinstance(owner, Field):
-            return Drawing(family, self.pools).value(owner)
-        rest = {name: field for name, field in owner.fields.items() if name != owner.key}
-        return Drawing(family, self.pools).row(rest)
+            return drawing.compile_value(owner)
+        fields = {name: field for name, field in owner.fields.items() if name != owner.key}
+        return drawing.compile_row(fields)
 
 
 class Scope(dict[str, Any]):
-    """The names an expression sees and, on demand, the rows that they refer to, by entity."""
+    """The names that an expression sees. Rows that they refer to are looked up on demand.
+
+    With `flight_id` in scope, `flight` is the row of that flight.
+    """
 
     def __init__(self, entities: Entities, find: Callable[[str, str], Json], names: Json):
         super().__init__(names)
-        self.entities, self.find = entities, find
+        self._entities = entities
+        self._find = find
 
     def __missing__(self, name: str) -> Json:
-        for holder in self.entities.holders.get(name, ()):
+        for holder in self._entities.holders.get(name, ()):
             if isinstance(self.get(holder), str):
-                self[name] = self.find(name, self[holder])
+                self[name] = self._find(name, self[holder])
                 return self[name]
         raise KeyError(name)
 
 
+# Rows at the start --------------------------------------------------------------------------------
+
+
 def seeded(*parts: object) -> random.Random:
+    """Returns a random generator whose seed is the text of all parts."""
     return random.Random("|".join(map(str, parts)))
 
 
 @lru_cache(maxsize=8192)
-def base_keys(entities: Entities, family: Family, seed: int, name: str) -> tuple[str, ...]:
+def _base_keys(entities: Entities, family: Family, seed: int, name: str) -> tuple[str, ...]:
     entity = entities[name]
-    rng, keys = seeded(entity.table, family, seed, "keys"), dict[str, None]()
-    make = entities.drawn(entity.fields[entity.key], family)
+    rng = seeded(entity.table, family, seed, "keys")
+    draw_key = entities.get_drawer(entity.fields[entity.key], family)
+    keys: dict[str, None] = {}  # a set that keeps its order
     while len(keys) < entity.rows:
-        keys[make(rng.random, rng.sample, None)] = None
+        keys[draw_key(rng.random, rng.sample, None)] = None
     return tuple(keys)
 
 
 @lru_cache(maxsize=4096)
 def base_rows(entities: Entities, family: Family, seed: int, name: str) -> dict[str, Json]:
-    """An entity's rows at the start of an episode; shared, so never changed in place."""
-    entity, today = entities[name], {"today": str(TODAY[family])}
-    rng, keys = seeded(entity.table, family, seed), partial(base_keys, entities, family, seed)
+    """Returns an entity's rows at the start of an episode. They are shared: never change them."""
+    entity = entities[name]
+    today = {"today": str(TODAY[family])}
+    rng = seeded(entity.table, family, seed)
+    get_keys = partial(_base_keys, entities, family, seed)
 
     def find(other: str, key: str) -> Json:
         return base_rows(entities, family, seed, other)[key]
 
-    def scope(row: Json) -> Scope:
+    def make_scope(row: Json) -> Scope:
         return Scope(entities, find, row | today)
 
-    fill, rows = entities.drawn(entity, family), dict[str, Json]()
-    for key in keys(name):
-        rows[key] = {entity.key: key}
-        fill(rows[key], scope, rng.random, rng.sample, keys)
+    fill_row = entities.get_drawer(entity, family)
+    rows: dict[str, Json] = {}
+    for key in get_keys(name):
+        row: Json = {entity.key: key}
+        fill_row(row, make_scope, rng.random, rng.sample, get_keys)
+        rows[key] = row
     return rows
 
 
+# Rows of an episode -------------------------------------------------------------------------------
+
+
 class Tables:
-    """One episode's rows: the shared base, and what was written over it."""
+    """The rows of one episode: the shared base rows, and the edits over them.
+
+    `edits` maps table → key → row, or None where the row was removed.
+    """
 
     def __init__(self, base: Callable[[Entity], dict[str, Json]]):
         self.base = base
@@ -155,45 +200,69 @@ class Tables:
         return {key: row for key, row in merged.items() if row is not None}
 
     def get(self, entity: Entity, key: Any) -> Json | None:
+        """Returns a row, or None."""
         edits = self.edits.get(entity.table)
-        return edits[key] if edits and key in edits else self.base(entity).get(key)
+        if edits and key in edits:
+            return edits[key]
+        return self.base(entity).get(key)
 
     def find(self, entity: Entity, key: Any) -> Json:
+        """Returns a row; an unknown key is a `not_found` failure."""
         row = self.get(entity, key)
         if row is None:
             raise ToolFailure("not_found", f"no {entity.noun} {key!r}")
         return row
 
     def put(self, entity: Entity, key: str, row: Json | None) -> None:
+        """Write a row, or remove it with None."""
         self.edits.setdefault(entity.table, {})[key] = row
 
     def new_key(self, entity: Entity, row: Json) -> str:
-        """One digit longer than the seeded keys, from what the row says: episodes that did the same
-        things in another order end in the same state."""
+        """Returns a free key for a new row, one digit longer than the seeded keys.
+
+        It is a hash of the row's public fields, so that episodes which did the same things in
+        another order end in the same state.
+        """
         text = json.dumps(entity.public(row, {}), sort_keys=True, ensure_ascii=False)
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
         head, *rest = entity.fields[entity.key].spec.split("#")
-        least = 10 ** len(rest)
+        smallest = 10 ** len(rest)
         while True:
-            digits = str(least + number % (9 * least))
-            tail = "".join(d + piece for d, piece in zip(digits[1:], rest, strict=True))
-            if self.get(entity, key := head + digits[0] + tail) is None:
+            digits = str(smallest + number % (9 * smallest))
+            key = head + digits[0]
+            for digit, text_after in zip(digits[1:], rest, strict=True):
+                key += digit + text_after
+            if self.get(entity, key) is None:
                 return key
-            number += 1  # the same row made twice is two rows
+            number += 1  # an equal row exists already: making it again gives a second row
 
 
-def diff(found: Json, wanted: Json) -> list[str]:
-    """Two `changes()` as readable lines: what one state has that the other has not."""
-    lines = []
-    for table, key in sorted({(t, key) for s in (found, wanted) for t in s for key in s[t]}):
-        left, right, at = found.get(table, {}), wanted.get(table, {}), f"{table} {key}"
-        if key not in right or key not in left:
-            lines.append(f"{at}: {'should not have' if key in left else 'not'} changed")
-        elif left[key] is None or right[key] is None:
-            if left[key] != right[key]:
-                lines.append(f"{at}: {'not ' if left[key] else ''}removed")
+def diff(actual: Json, expected: Json) -> list[str]:
+    """Compare two `Episode.changes()` and return one readable line per difference."""
+    places = {(table, key) for table in actual for key in actual[table]}
+    places |= {(table, key) for table in expected for key in expected[table]}
+    lines: list[str] = []
+    for table, key in sorted(places):
+        actual_rows = actual.get(table, {})
+        expected_rows = expected.get(table, {})
+        if key not in expected_rows:
+            lines.append(f"{table} {key}: should not have changed")
+        elif key not in actual_rows:
+            lines.append(f"{table} {key}: not changed")
         else:
-            for name, value in right[key].items():
-                if (is_ := left[key].get(name)) != value:
-                    lines.append(f"{at}.{name}: {is_!r}, expected {value!r}")
+            lines += _diff_rows(f"{table} {key}", actual_rows[key], expected_rows[key])
+    return lines
+
+
+def _diff_rows(where: str, actual: Json | None, expected: Json | None) -> list[str]:
+    if actual is None and expected is None:
+        return []
+    if actual is None:
+        return [f"{where}: removed"]
+    if expected is None:
+        return [f"{where}: not removed"]
+    lines = []
+    for name, value in expected.items():
+        if actual.get(name) != value:
+            lines.append(f"{where}.{name}: {actual.get(name)!r}, expected {value!r}")
     return lines
