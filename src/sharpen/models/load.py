@@ -43,12 +43,14 @@ class AdapterConfig(Config):
     """Size and form of a LoRA adapter without dropout."""
 
     lora_r: int = Field(64, ge=1, description="Rank of the adapter.")
-    lora_alpha: int = Field(128, ge=1, description="Scale of the adapter: alpha / rank.")
+    lora_alpha: int = Field(
+        128, ge=1, description="Scale of the adapter: its output is multiplied by alpha / rank."
+    )
     lora_target_modules: tuple[str, ...] = Field(
         LINEAR_LAYERS, description="Linear layers that get an adapter."
     )
     use_dora: bool = Field(
-        False, description="DoRA: the adapter turns the weights, magnitudes are trained apart."
+        False, description="DoRA: the adapter trains directions, magnitudes are trained separately."
     )
     use_rslora: bool = Field(False, description="rsLoRA: scale by alpha / sqrt(rank).")
 

@@ -42,23 +42,15 @@ class PPOConfig(RLRunConfig):
     kl_target: float = Field(
         0.0, ge=0, description="KL of an episode that kl_coef is adapted to; 0: kl_coef is fixed."
     )
-    kl_horizon: float = Field(
-        10_000.0, gt=0, description="Episodes over which kl_coef is adapted."
-    )
+    kl_horizon: float = Field(10_000.0, gt=0, description="Episodes over which kl_coef is adapted.")
     gamma: float = Field(1.0, gt=0, le=1, description="Discount per token.")
-    lam: float = Field(
-        0.95, ge=0, le=1, description="Lambda of generalized advantage estimation."
-    )
+    lam: float = Field(0.95, ge=0, le=1, description="Lambda of generalized advantage estimation.")
     vf_coef: float = Field(0.5, gt=0, description="Weight of the critic's loss.")
     value_clip: float = Field(
         0.2, gt=0, description="How far the critic's value may move in one step's passes."
     )
-    critic_learning_rate: float = Field(
-        5e-5, gt=0, description="Peak learning rate of the critic."
-    )
-    whiten_rewards: bool = Field(
-        False, description="Scale the scores of a step to unit variance."
-    )
+    critic_learning_rate: float = Field(5e-5, gt=0, description="Peak learning rate of the critic.")
+    whiten_rewards: bool = Field(False, description="Scale the scores of a step to unit variance.")
 
     @property
     def num_rollouts(self) -> int:

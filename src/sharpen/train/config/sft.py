@@ -30,7 +30,8 @@ class AgentSFTConfig(RunConfig, LoRAConfig, BatchConfig):
 
     train_data: str = Field(
         "agent_sft:train",
-        description="Built set or JSONL file; several, separated by commas, are rounds of a stream.",
+        description="Training rows: name of a built set or JSONL file; several, separated by "
+        "commas, are rounds of a stream.",
     )
     task_weights: dict[str, float] = Field(
         default_factory=dict, description="Share of each task type in a step, by type."

@@ -82,9 +82,7 @@ class R1TrainingConfig(AliasedConfig):
         0.1, ge=0, le=1, description="Share of the reward for the form of the answer."
     )
     task_type: str = Field("math", description="Kind of tasks that do not name their own.")
-    shaping: bool = Field(
-        True, description="Lower the reward of a right answer that looks hacked."
-    )
+    shaping: bool = Field(True, description="Lower the reward of a right answer that looks hacked.")
     prompt: str = Field(
         "{question}\n\nThink step by step between <think> and </think>, then give the final answer "
         "as \\boxed{{answer}}.",
