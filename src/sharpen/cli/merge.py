@@ -24,30 +24,33 @@ app = typer.Typer(
     epilog="Example: sharpen merge recipe.yaml merged/",
 )
 
-Recipe = Annotated[Path, Argument(help="A merge recipe: mergekit's YAML.")]
-Out = Annotated[Path, Argument(help="Folder of the merged model.")]
-Seed = Annotated[int, Option(help="Seed of the methods that draw (DARE, DELLA).")]
+_Recipe = Annotated[Path, Argument(help="A merge recipe: mergekit's YAML.")]
+_Out = Annotated[Path, Argument(help="Folder of the merged model.")]
+_Seed = Annotated[int, Option(help="Seed of the methods that draw (DARE, DELLA).")]
 _Device = Annotated[str, Option(help="Where to compute: cpu, cuda, cuda:1 ...")]
-Evaluate = Annotated[str | None, Option(help="A JSONL file of tasks, or file.py:function(folder).")]
+_Evaluate = Annotated[
+    str | None, Option(help="A JSONL file of tasks, or file.py:function(folder).")
+]
 
 
 @app.command()
 def run(
-    config: Recipe,
-    out: Out,
+    config: _Recipe,
+    out: _Out,
     set_: Annotated[Pairs, Option("--set", help="Override: parameters.density=0.3")] = None,
-    seed: Seed = 0,
+    seed: _Seed = 0,
     device: _Device = "cpu",
-    workers: Annotated[int, Option(help="Processes; 0 is one a core, 8 at most.")] = 0,
+    workers: Annotated[int, Option(help="Processes; 0: one per core, 8 at most.")] = 0,
     shard_gb: Annotated[float, Option(help="Largest size of an output file, in GB.")] = 5.0,
     overwrite: Annotated[bool, Option(help="Replace OUT if it exists.")] = False,
-    evaluate: Evaluate = None,
+    evaluate: _Evaluate = None,
     as_json: AsJson = False,
 ) -> None:
     """Merge models as a recipe says.
 
     Example: sharpen merge recipe.yaml merged/ --set parameters.density=0.3"""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the processes are ours
+    # merging has its own processes; numpy reads this when it is imported
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     score_model = None
     if evaluate:
         score_model = _find_scorer(evaluate, "sharpen.evals.abilities", "evaluate_abilities")
@@ -65,13 +68,13 @@ def run(
 
 @app.command()
 def search(
-    config: Recipe,
-    out: Out,
+    config: _Recipe,
+    out: _Out,
     dev: Annotated[str | None, Option(help="JSONL file of dialogs: find the lowest loss.")] = None,
     objective: Annotated[str | None, Option(help="Or file.py:function(folder) -> float.")] = None,
-    trials: Annotated[int, Option(help="How many merges to try.")] = 20,
+    trials: Annotated[int, Option(help="Number of merges to try.")] = 20,
     minimize: Annotated[bool, Option(help="The lower the better, as for a loss.")] = False,
-    seed: Seed = 0,
+    seed: _Seed = 0,
     device: _Device = "cpu",
     as_json: AsJson = False,
 ) -> None:

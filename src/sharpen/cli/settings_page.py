@@ -6,6 +6,7 @@ The page is written by `python -m sharpen.cli.settings_page > docs/settings.md`.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from enum import Enum
 from itertools import groupby
@@ -45,6 +46,7 @@ _TYPE_NAMES = {
     NoneType: "null",
 }
 _BOUND_SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+_FILE_WIDTH = 180  # characters
 _PAGE_START = """# Training settings
 
 <!-- written by `python -m sharpen.cli.settings_page > docs/settings.md`; do not edit -->
@@ -154,7 +156,8 @@ def print_settings(method: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    # wide lines where the reader is a file or a program, such as grep
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
     for group, settings in groupby(list_settings(method), key=attrgetter("group")):
         table = Table(title=group, title_justify="left", box=None, pad_edge=False)
         table.add_column("setting", no_wrap=True)
