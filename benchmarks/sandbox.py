@@ -1,8 +1,9 @@
 """What the sandbox adds to a snippet: `python benchmarks/sandbox.py [--calls N] [--workers N]`.
 
-`back_to_back` runs empty snippets one after another, so that the pool has to keep up; `paced`
-leaves it 100 ms between two; `parallel` is what all workers together get through. Milliseconds and
-calls a second, of the best of some rounds: neighbours only make them slower.
+`back_to_back` runs empty snippets one after another, so the pool has to keep up. `paced` waits
+100 ms between two snippets. `parallel` is the throughput of all workers together. Results are
+milliseconds and calls per second of the best round: other load on the machine only makes them
+slower.
 """
 
 from __future__ import annotations
@@ -16,39 +17,43 @@ from sharpen.sandbox import Sandbox
 ROUNDS = 5
 
 
-def milliseconds(sandbox: Sandbox, calls: int, pause_s: float) -> dict[str, float]:
-    times = []
+def measure_latency_ms(sandbox: Sandbox, calls: int, pause_s: float) -> dict[str, float]:
+    """Run empty snippets one after another; returns percentiles of their time."""
+    times_ms = []
     for _ in range(calls):
         time.sleep(pause_s)
         started = time.perf_counter()
         assert sandbox.run("pass").ok
-        times.append(1000 * (time.perf_counter() - started))
-    times.sort()
-    return {"p50": round(times[calls // 2], 1), "p95": round(times[int(calls * 0.95)], 1)}
+        times_ms.append(1000 * (time.perf_counter() - started))
+    times_ms.sort()
+    return {
+        "p50": round(times_ms[calls // 2], 1),
+        "p95": round(times_ms[int(calls * 0.95)], 1),
+    }
 
 
-def best(rounds: list[dict[str, float]]) -> dict[str, float]:
-    return min(rounds, key=lambda found: found["p95"])
+def measure_throughput(sandbox: Sandbox, calls: int) -> float:
+    """Run empty snippets in all workers; returns calls per second."""
+    started = time.perf_counter()
+    sandbox.run_many(["pass"] * calls)
+    return calls / (time.perf_counter() - started)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    """Measure all three figures and print them as one JSON object at the end."""
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=100)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     figures: dict[str, object] = {"calls": options.calls, "workers": options.workers}
     with Sandbox(options.workers) as sandbox:
-        for name, pause in (("back_to_back", 0.0), ("paced", 0.1)):
-            rounds = [milliseconds(sandbox, options.calls, pause) for _ in range(ROUNDS)]
-            figures[name] = best(rounds)
+        for name, pause_s in (("back_to_back", 0.0), ("paced", 0.1)):
+            rounds = [measure_latency_ms(sandbox, options.calls, pause_s) for _ in range(ROUNDS)]
+            figures[name] = min(rounds, key=lambda percentiles: percentiles["p95"])
             print(f"{name}: {figures[name]} ms")
-        rates = []
-        for _ in range(ROUNDS):
-            started = time.perf_counter()
-            sandbox.run_many(["pass"] * options.calls)
-            rates.append(options.calls / (time.perf_counter() - started))
+        rates = [measure_throughput(sandbox, options.calls) for _ in range(ROUNDS)]
         figures["parallel"] = round(max(rates), 1)
-        print(f"parallel: {figures['parallel']} calls a second")
+        print(f"parallel: {figures['parallel']} calls per second")
     print(json.dumps(figures))
 
 

@@ -2,9 +2,9 @@
 
     python benchmarks/sft.py --race ours ours:activation_share=0.5 trl trl-liger --out race.json
 
-Rows are the same for all: lengths lognormal (median 600, 64 to 4,096), every token trained, LoRA
-r=64 on all linear layers without dropout, AdamW, bf16. A figure is useful tokens (padding not
-counted) a second after warm-up.
+The rows are the same for all: lengths lognormal (median 600, 64 to 4,096), every token trained,
+LoRA r=64 on all linear layers without dropout, AdamW, bf16. The figure is useful tokens (padding
+not counted) per second after warm-up.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import argparse
 import gc
 import json
 import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,15 +54,28 @@ SHAPES = {
         "tie_word_embeddings": True,
     },
 }
+# how TRL's SFTTrainer is set up for each of its racers
+TRL_SETTINGS: dict[str, dict[str, Any]] = {
+    "trl": {},
+    "trl-liger": {"use_liger_kernel": True},
+    "trl-best": {
+        "use_liger_kernel": True,
+        "train_sampling_strategy": "group_by_length",
+        "per_device_train_batch_size": 16,
+    },
+}
 
 
 def make_rows(count: int, vocabulary: int, seed: int = 0) -> list[np.ndarray]:
-    chance = np.random.default_rng(seed)
-    lengths = np.clip(np.exp(chance.normal(np.log(600), 0.8, count)), 64, 4096).astype(int)
-    return [chance.integers(0, vocabulary, n).astype(np.int32) for n in lengths]
+    """Draw the ids of the rows."""
+    generator = np.random.default_rng(seed)
+    lengths = np.exp(generator.normal(np.log(600), 0.8, count))
+    lengths = np.clip(lengths, 64, 4096).astype(int)
+    return [generator.integers(0, vocabulary, length).astype(np.int32) for length in lengths]
 
 
-def make_model(shape: str, device: str):
+def make_model(shape: str, device: str) -> Any:
+    """Make a model of this shape with random weights, in bf16 on a GPU."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -74,32 +89,45 @@ def make_model(shape: str, device: str):
     return model
 
 
-def run_ours(options, rows: list[np.ndarray], **settings) -> dict:
+def run_ours(
+    options: argparse.Namespace, rows: list[np.ndarray], settings: dict[str, Any]
+) -> dict[str, float]:
+    """Train with our learner and measure its speed."""
     model = make_model(options.shape, options.device)
     if options.full:
         model.requires_grad_(True)
     else:
         model = attach_lora(model, LoRAConfig(lora_dropout=0.0))
     learner = Learner(model, LearnerConfig(warmup_ratio=0, **settings), 1000)
-    data = [Datum(ids, np.ones(len(ids), bool)) for ids in rows]
-    steps = [data[i : i + options.batch] for i in range(0, len(data), options.batch)]
+    datums = [Datum(ids, np.ones(len(ids), bool)) for ids in rows]
+    steps = []
+    for start in range(0, len(datums), options.batch):
+        steps.append(datums[start : start + options.batch])
     for step in steps[: options.warmup]:
         learner.step(step, token_mean)
-    started, tokens = clock(options.device), 0
+    started = read_clock(options.device)
+    tokens = 0
     for step in steps[options.warmup :]:
         tokens += learner.step(step, token_mean).tokens
-    speed = tokens / (clock(options.device) - started)
+    tokens_per_s = tokens / (read_clock(options.device) - started)
     if options.profile:
-        with torch.profiler.profile() as profile:
-            learner.step(steps[-1], token_mean)
-        key = f"self_{options.device}_time_total"
-        print(profile.key_averages().table(sort_by=key, row_limit=25, max_name_column_width=60))
-    return {"tokens_per_s": speed}
+        print_profile(learner, steps[-1], options.device)
+    return {"tokens_per_s": tokens_per_s}
 
 
-def run_trl(options, rows: list[np.ndarray], **settings) -> dict:
-    """TRL's SFTTrainer on the same ids, as shipped but for what makes the race fair: bf16, no
-    dropout, no saving."""
+def print_profile(learner: Learner, step: list[Datum], device: str) -> None:
+    """Show where the time of one step goes."""
+    with torch.profiler.profile() as profile:
+        learner.step(step, token_mean)
+    key = f"self_{device}_time_total"
+    print(profile.key_averages().table(sort_by=key, row_limit=25, max_name_column_width=60))
+
+
+def run_trl(
+    options: argparse.Namespace, rows: list[np.ndarray], settings: dict[str, Any]
+) -> dict[str, float]:
+    """Train with TRL's SFTTrainer on the same ids and measure its speed. It runs as shipped, except
+    for what makes the race fair: bf16, no dropout, no saving."""
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import PreTrainedTokenizerFast, TrainerCallback
@@ -107,17 +135,19 @@ def run_trl(options, rows: list[np.ndarray], **settings) -> dict:
 
     from sharpen.models.pico import byte_tokenizer
 
-    class Clock(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step in (options.trl_warmup, state.max_steps):
-                marks.append(clock(options.device))
+    times: list[float] = []  # after the warm-up and after the last step
 
-    marks: list[float] = []
-    per_device = settings.pop("per_device_train_batch_size", 4)
-    used = rows[: options.trl_rows]
+    class Clock(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step in (options.trl_warmup, state.max_steps):
+                times.append(read_clock(options.device))
+
+    settings = dict(settings)
+    rows_per_step = settings.pop("per_device_train_batch_size", 4)
+    used_rows = rows[: options.trl_rows]
     arguments = SFTConfig(
         output_dir="/tmp/trl",
-        per_device_train_batch_size=per_device,
+        per_device_train_batch_size=rows_per_step,
         max_length=4096,
         num_train_epochs=1,
         bf16=options.device == "cuda",
@@ -135,84 +165,106 @@ def run_trl(options, rows: list[np.ndarray], **settings) -> dict:
     trainer = SFTTrainer(
         model=make_model(options.shape, options.device),
         args=arguments,
-        train_dataset=Dataset.from_dict({"input_ids": [ids.tolist() for ids in used]}),
+        train_dataset=Dataset.from_dict({"input_ids": [ids.tolist() for ids in used_rows]}),
         processing_class=tokenizer,
         peft_config=None if options.full else lora,
         callbacks=[Clock()],
     )
-    trainer._get_train_sampler = lambda *a, **k: torch.utils.data.SequentialSampler(
-        trainer.train_dataset
-    )
+
+    def in_order(*args: Any, **kwargs: Any) -> Any:
+        return torch.utils.data.SequentialSampler(trainer.train_dataset)
+
+    trainer._get_train_sampler = in_order
     trainer.train()
-    counted = used[options.trl_warmup * per_device :]
-    return {"tokens_per_s": sum(map(len, counted)) / (marks[-1] - marks[0])}
+    measured_rows = used_rows[options.trl_warmup * rows_per_step :]
+    tokens = sum(len(ids) for ids in measured_rows)
+    return {"tokens_per_s": tokens / (times[-1] - times[0])}
 
 
-def clock(device: str) -> float:
+def read_clock(device: str) -> float:
+    """Return the time in seconds, when the GPU has finished its work."""
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
-def racer(name: str, options):
-    """`ours` with settings behind a colon (`ours:token_budget=8192,compile=false`), or a TRL."""
-    trl = {
-        "trl": {},
-        "trl-liger": {"use_liger_kernel": True},
-        "trl-best": {
-            "use_liger_kernel": True,
-            "train_sampling_strategy": "group_by_length",
-            "per_device_train_batch_size": 16,
-        },
-    }
-    if name in trl:
-        return lambda rows: run_trl(options, rows, **trl[name])
-    kind, _, settings = name.partition(":")
+def run_racer(name: str, options: argparse.Namespace, rows: list[np.ndarray]) -> dict[str, float]:
+    """Run a racer: one of TRL's, or `ours` with settings after a colon
+    (`ours:token_budget=8192,compile=false`)."""
+    if name in TRL_SETTINGS:
+        return run_trl(options, rows, TRL_SETTINGS[name])
+    kind, _, overrides = name.partition(":")
     if kind != "ours":
-        raise SystemExit(f"no such racer: {name}")
-    given = dict(part.split("=") for part in settings.split(",") if part)
-    ours = {"token_budget": options.budget, "compile": options.device == "cuda", **given}
-    return lambda rows: run_ours(options, rows, **ours)
+        raise SystemExit(f"no such racer: {name}; known are ours, {', '.join(TRL_SETTINGS)}")
+    settings: dict[str, Any] = {
+        "token_budget": options.budget,
+        "compile": options.device == "cuda",
+    }
+    for override in overrides.split(","):
+        if override:
+            key, value = override.split("=")
+            settings[key] = value
+    return run_ours(options, rows, settings)
+
+
+def measure_racer(name: str, options: argparse.Namespace, rows: list[np.ndarray]) -> dict[str, Any]:
+    """Run a racer and return its speed and peak memory, or why it failed."""
+    on_gpu = options.device == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    result: dict[str, Any]
+    try:
+        result = dict(run_racer(name, options, rows))
+    except Exception as error:  # one racer's failure is a result of the race, shown as such
+        result = {"failed": f"{type(error).__name__}: {error}"[:300]}
+    if on_gpu:
+        result["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    print(name, json.dumps(result), flush=True)
+    gc.collect()
+    if on_gpu:
+        torch.cuda.empty_cache()
+    return result
+
+
+def print_ratios(results: dict[str, dict[str, Any]]) -> None:
+    """Compare all racers with TRL as shipped, if it took part."""
+    trl_speed = results.get("trl", {}).get("tokens_per_s")
+    if trl_speed is None:
+        return
+    for name, result in results.items():
+        if "tokens_per_s" in result:
+            print(f"{name}: {result['tokens_per_s'] / trl_speed:.2f} × TRL as shipped")
+
+
+def parse_options() -> argparse.Namespace:
+    """Read the command line."""
+    default_device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--race", nargs="+", default=["ours", "trl"], help="the racers, in order")
+    parser.add_argument("--shape", default="7b", choices=SHAPES, help="the model's shape")
+    parser.add_argument("--device", default=default_device)
+    parser.add_argument("--full", action="store_true", help="train every weight, not an adapter")
+    parser.add_argument("--rows", type=int, default=640, help="number of rows")
+    parser.add_argument("--batch", type=int, default=64, help="rows per step of ours")
+    parser.add_argument("--warmup", type=int, default=3, help="steps of ours before measuring")
+    parser.add_argument("--trl-rows", type=int, default=96, help="number of rows for TRL")
+    parser.add_argument("--trl-warmup", type=int, default=4, help="steps of TRL before measuring")
+    parser.add_argument("--budget", type=int, default=16384, help="micro-batch size in tokens")
+    parser.add_argument("--profile", action="store_true", help="show where a step's time goes")
+    parser.add_argument("--out", help="JSON file for the results")
+    return parser.parse_args()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--race", nargs="+", default=["ours", "trl"])
-    parser.add_argument("--shape", default="7b", choices=SHAPES)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--full", action="store_true", help="train every weight, not an adapter")
-    parser.add_argument("--rows", type=int, default=640)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--warmup", type=int, default=3)
-    parser.add_argument("--trl-rows", type=int, default=96)
-    parser.add_argument("--trl-warmup", type=int, default=4)
-    parser.add_argument("--budget", type=int, default=16384)
-    parser.add_argument("--profile", action="store_true", help="show where a step's time goes")
-    parser.add_argument("--out")
-    options = parser.parse_args()
+    """Run the racers one after the other."""
+    options = parse_options()
     rows = make_rows(options.rows, SHAPES[options.shape]["vocab_size"])
-    table = {}
+    results = {}
     for name in options.race:
-        if options.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        try:
-            table[name] = racer(name, options)(rows)
-        except Exception as error:  # one racer's failure is a result of the race, shown as such
-            table[name] = {"failed": f"{type(error).__name__}: {error}"[:300]}
-        if options.device == "cuda":
-            table[name]["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
-        print(name, json.dumps(table[name]), flush=True)
-        gc.collect()
-        if options.device == "cuda":
-            torch.cuda.empty_cache()
+        results[name] = measure_racer(name, options, rows)
         if options.out:
-            with open(options.out, "w") as file:
-                json.dump(table, file, indent=2)
-    if "trl" in table and "tokens_per_s" in table["trl"]:
-        shipped = table["trl"]["tokens_per_s"]
-        for name, row in table.items():
-            if "tokens_per_s" in row:
-                print(f"{name}: {row['tokens_per_s'] / shipped:.2f} × TRL as shipped")
+            Path(options.out).write_text(json.dumps(results, indent=2))
+    print_ratios(results)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Tool episodes of four turns, ours and TRL's tool loop in one run on one device.
+"""Tool episodes of four turns: ours and TRL's tool loop, in one run on one device.
 
     python benchmarks/tool_rollout.py FOLDER --race ours trl --out race.json
 
-256 episodes (32 prompts, 8 samples each), 64 tokens sampled a turn, a tool's answer of about 40
-tokens behind each of the first three. The weights are random (SmolLM2-135M's shape), so that every
-turn is taken for a call of the tool on both sides; nothing ends earlier. Seconds are those of the
-rollout alone.
+256 episodes (32 prompts, 8 samples each) sample 64 tokens per turn. After each of the first three
+turns a tool answers with about 40 tokens. The weights are random (the shape of SmolLM2-135M), so
+both sides take every turn for a call of the tool, and no episode ends earlier. Seconds are those of
+the rollout alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from grpo import make_folder, questions
 from sharpen.models.load import ModelConfig, load_tokenizer
 from sharpen.types import Dialog, Message, Sampling, StopReason, Task, ToolSpec
 
-SAID = "The station reports " + ", ".join(f"{n} degrees at {n} o'clock" for n in range(8, 14)) + "."
+_REPORTS = ", ".join(f"{number} degrees at {number} o'clock" for number in range(8, 14))
+TOOL_ANSWER = f"The station reports {_REPORTS}."
 TURNS = 4
 
 
@@ -32,60 +33,68 @@ def weather(place: str) -> str:
     Args:
         place: Where.
     """
-    return SAID
+    return TOOL_ANSWER
 
 
 class Station:
-    """Takes every turn for a call."""
+    """An environment that takes every turn for a call."""
 
     inline = True
 
     def reset(self, task: Task) -> Dialog:
         return Dialog(task.messages, task.tools, task.id)
 
-    def step(self, message: Message) -> Any:
-        return (Message("tool", SAID, name="weather"),), None
+    def step(self, message: Message) -> tuple[tuple[Message, ...], StopReason | None]:
+        return (Message("tool", TOOL_ANSWER, name="weather"),), None
 
 
-def run_ours(options: Any, folder: Path) -> list[float]:
+def run_ours(options: argparse.Namespace, folder: Path) -> list[float]:
+    """Returns the seconds of each rollout with our engine; the first is the warm-up."""
     from sharpen.policy.local import LocalPolicy
     from sharpen.rollout import rollout
 
     dtype = "bfloat16" if options.device == "cuda" else "float32"
     config = ModelConfig(base_model=str(folder / "model"), device=options.device, dtype=dtype)
     policy = LocalPolicy.load(config, "hermes", options.prompts * options.samples)
-    # a turn that reached its limit would end the episode: here it is an answer
-    policy.engine.stopped = lambda request, token: (  # type: ignore[method-assign]
-        StopReason.ANSWERED if len(request.ids) >= options.tokens else None
-    )
+
+    def stop_at_limit(request: Any, token: int) -> StopReason | None:
+        # a turn that reached its limit would end the episode: here it counts as an answer
+        return StopReason.ANSWERED if len(request.ids) >= options.tokens else None
+
+    policy.engine.stopped = stop_at_limit  # type: ignore[method-assign]
     place = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
-    tools, seconds = (ToolSpec("weather", "Tells the weather of a place.", place),), []
+    tools = (ToolSpec("weather", "Tells the weather of a place.", place),)
+    tasks = []
+    for number, text in enumerate(questions(options.prompts)):
+        tasks += [Task(str(number), text, tools)] * options.samples
+    seconds = []
     for number in range(options.repeat + 1):
-        asked = questions(options.prompts)
-        tasks = [Task(str(n), text, tools) for n, text in enumerate(asked)]
-        repeated = [task for task in tasks for _ in range(options.samples)]
-        sampling, started = Sampling(options.tokens, 1.0, seed=number), time.perf_counter()
-        made = rollout(policy, repeated, Station, sampling, TURNS)
+        sampling = Sampling(options.tokens, 1.0, seed=number)
+        started = time.perf_counter()
+        trajectories = rollout(policy, tasks, Station, sampling, TURNS)
         seconds.append(time.perf_counter() - started)
-        assert all(len(one.turns) == TURNS for one in made)
-        assert all(len(turn.ids) == options.tokens for one in made for turn in one.turns)
+        for trajectory in trajectories:
+            assert len(trajectory.turns) == TURNS
+            assert all(len(turn.ids) == options.tokens for turn in trajectory.turns)
     return seconds
 
 
-def run_trl(options: Any, folder: Path) -> list[float]:
+def make_trl_trainer(options: argparse.Namespace, folder: Path) -> Any:
+    """Returns TRL's GRPO trainer with its tool loop; every completion is parsed as a call."""
     import trl.trainer.grpo_trainer as module
     from datasets import Dataset
     from transformers import AutoModelForCausalLM
-    from trl.chat_template_utils import qwen3_instruct_2507_chat_template as template
+    from trl.chat_template_utils import qwen3_instruct_2507_chat_template
 
     call = {"type": "function", "function": {"name": "weather", "arguments": {"place": "here"}}}
-    said = {"role": "assistant", "content": "", "tool_calls": [call]}
-    module.parse_response = lambda *given, **more: dict(said)  # type: ignore[attr-defined]
+    parsed = {"role": "assistant", "content": "", "tool_calls": [call]}
+    module.parse_response = lambda *_args, **_kwargs: dict(parsed)  # type: ignore[attr-defined]
     tokenizer = load_tokenizer(str(folder / "model"))
-    tokenizer.chat_template = template
+    tokenizer.chat_template = qwen3_instruct_2507_chat_template
+    episodes = options.prompts * options.samples
     arguments = module.GRPOConfig(
         output_dir=str(folder / "trl"),
-        per_device_train_batch_size=options.prompts * options.samples,
+        per_device_train_batch_size=episodes,
         num_generations=options.samples,
         max_completion_length=TURNS * (options.tokens + 400),
         max_tool_calling_iterations=TURNS - 1,
@@ -94,32 +103,46 @@ def run_trl(options: Any, folder: Path) -> list[float]:
         use_cpu=options.device == "cpu",
         report_to=[],
     )
-    rows = [[{"role": "user", "content": text}] for text in questions(options.prompts)]
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
     trainer = module.GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(folder / "model", dtype=dtype),
         args=arguments,
         reward_funcs=lambda completions, **_: [0.0 for _ in completions],
-        train_dataset=Dataset.from_dict({"prompt": rows}),
+        train_dataset=Dataset.from_dict({"prompt": trl_prompts(options)}),
         processing_class=tokenizer,
         tools=[weather],
     )
-    count, seconds = options.prompts * options.samples, []
-    trainer._sync_tool_dicts = [{"weather": weather}] * count
-    trainer._async_tool_dicts = [{}] * count
+    trainer._sync_tool_dicts = [{"weather": weather}] * episodes
+    trainer._async_tool_dicts = [{}] * episodes
+    return trainer
+
+
+def trl_prompts(options: argparse.Namespace) -> list[list[dict[str, str]]]:
+    """Returns the questions as TRL's conversational prompts."""
+    return [[{"role": "user", "content": text}] for text in questions(options.prompts)]
+
+
+def run_trl(options: argparse.Namespace, folder: Path) -> list[float]:
+    """Returns the seconds of each rollout with TRL; the first is the warm-up."""
+    trainer = make_trl_trainer(options, folder)
+    prompts = []
+    for prompt in trl_prompts(options):
+        prompts += [prompt] * options.samples
+    seconds = []
     for _ in range(options.repeat + 1):
-        prompts = [row for row in rows for _ in range(options.samples)]
         started = time.perf_counter()
-        found = trainer._generate(prompts)
+        outputs = trainer._generate(list(prompts))
         seconds.append(time.perf_counter() - started)
-        sampled = [sum(mask) for mask in found[2]] if isinstance(found[2][0], list) else []
-        print({"sampled a row": sorted(set(sampled))})
+        tool_masks = outputs[2]
+        sampled = [sum(mask) for mask in tool_masks] if isinstance(tool_masks[0], list) else []
+        print({"sampled tokens per episode": sorted(set(sampled))})
     return seconds
 
 
 def main() -> None:
+    """Measure each competitor and print one JSON line for each."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="where the model is made and kept")
+    parser.add_argument("folder", type=Path, help="folder in which the model is made and kept")
     parser.add_argument("--race", nargs="+", default=["ours", "trl"])
     parser.add_argument("--tokenizer", default="smollm2-135m")
     parser.add_argument("--shape", default="135m")
@@ -133,7 +156,8 @@ def main() -> None:
     make_folder(options.folder, options)
     rows = []
     for name in options.race:
-        seconds = (run_ours if name == "ours" else run_trl)(options, options.folder)
+        run = run_ours if name == "ours" else run_trl
+        seconds = run(options, options.folder)
         rows.append({"name": name, "seconds": min(seconds[1:]), "all": seconds})
         print(json.dumps(rows[-1]), flush=True)
         if options.out:

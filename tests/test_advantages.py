@@ -14,7 +14,7 @@ from sharpen.train.advantages import (
     token_weights,
     whiten,
 )
-from sharpen.train.losses import Surrogate, over_rows, policy_loss, value_loss
+from sharpen.train.losses import Surrogate, policy_loss, reduce_over_rows, value_loss
 
 GROUPS = [np.array([1.0, 0.0, 0.0, 1.0]), np.array([0.5, 0.0, 1.0])]
 
@@ -109,7 +109,7 @@ def test_the_first_update_has_slope_one_and_no_clipping():
 
 @pytest.mark.parametrize(("how", "logs"), [("mean", [0.25, 0.25, -0.4]), ("sum", [0.5, 0.5, -0.4])])
 def test_one_ratio_a_row(how, logs):
-    np.testing.assert_allclose(over_rows(NOW - OLD, ROW, how), logs, rtol=1e-6)
+    np.testing.assert_allclose(reduce_over_rows(NOW - OLD, ROW, how), logs, rtol=1e-6)
     loss, _ = loss_of(Surrogate(9.0, 9.0, ratio=how), old=OLD)
     ratios = np.exp(logs)
     wanted = -0.5 * ratios[0] + 0.5 * ratios[1] + 2 * ratios[2]

@@ -46,8 +46,9 @@ def renderer(request) -> Renderer:
 
 
 def walk(renderer: Renderer, seed: int, begun: str) -> tuple[list[int], bool]:
-    """Ids drawn evenly from those that are allowed, behind a text that has begun."""
-    rng, ids = random.Random(seed), renderer.encode([begun])[0]
+    """Continue a text with ids drawn uniformly from those that are allowed."""
+    rng = random.Random(seed)
+    ids = renderer.encode([begun])[0]
     matcher = CallGrammar(renderer.tokenizer, TOOLS, renderer.stop_ids).start()
     for token in ids:
         matcher.accept(token)
@@ -87,10 +88,10 @@ def test_a_call_of_every_tool_can_be_said_and_nothing_else(renderer):
         try:
             for token in renderer.encode([text])[0]:
                 matcher.accept(token)
-            said = matcher.done
+            accepted = matcher.done
         except SharpenError as error:
-            said = "is not allowed here" not in str(error)
-        assert said is right, call
+            accepted = "is not allowed here" not in str(error)
+        assert accepted is right, call
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +126,10 @@ def test_a_model_samples_calls_that_fit(small, pico_folder):
                 matcher.accept(token)
             sampling = Sampling(300, 1.0, seed=seed)
             policy.engine.submit(seed, start + begun, sampling, matcher)
-        found = {}
-        while len(found) < 8:
-            found |= dict(policy.advance())
-        ended = [s for s in found.values() if s.stop is StopReason.ANSWERED]
+        answers = {}
+        while len(answers) < 8:
+            answers |= dict(policy.advance())
+        ended = [s for s in answers.values() if s.stop is StopReason.ANSWERED]
         assert len(ended) >= 4
         assert all(fits(policy.renderer.parse((*begun, *sampled.ids))) for sampled in ended)
 
@@ -137,13 +138,17 @@ def test_constrained_turns_are_free_text_or_calls(small):
     dialogs = [Dialog((Message("user", "hello"),), TOOLS)] * 8
     known = len(small.renderer.tokenizer)
     structure = set(small.renderer.special.values()) - small.renderer.stop_ids
-    odd = {}
-    for constrained in (True, False):
-        turns = small.respond(dialogs, Sampling(24, 1.0, seed=3, constrained=constrained))
-        odd[constrained] = [i for t in turns for i in t.ids if i in structure or i >= known]
-        for turn in turns if constrained else []:
-            assert turn.stop is StopReason.TOKENS or not turn.message.unparsed
-    assert odd[False] and not odd[True]
+
+    def forbidden_ids(turns):
+        ids = [token for turn in turns for token in turn.ids]
+        return [token for token in ids if token in structure or token >= known]
+
+    free = small.respond(dialogs, Sampling(24, 1.0, seed=3))
+    assert forbidden_ids(free)
+    constrained = small.respond(dialogs, Sampling(24, 1.0, seed=3, constrained=True))
+    assert not forbidden_ids(constrained)
+    for turn in constrained:
+        assert turn.stop is StopReason.TOKENS or not turn.message.unparsed
 
 
 def test_a_schema_without_a_grammar_is_named(smollm2_tokenizer):

@@ -292,7 +292,7 @@ def test_ewc_adds_the_slope_of_its_penalty(pico_folder):
     learner.step(TASKS[1].train, token_mean)
     name, weight = next((n, w) for n, w in learner.master.items() if "lora_B" in n)
     method.before_clip(learner)
-    fisher, anchor = method.kept[f"fisher.{name}"], method.kept[f"anchor.{name}"]
+    fisher, anchor = method.penalty[f"fisher.{name}"], method.penalty[f"anchor.{name}"]
     moved = weight.detach().clone().requires_grad_()
     (3.5 * fisher * (moved - anchor) ** 2).sum().backward()
     assert fisher.abs().max() > 0 and moved.grad.abs().max() > 0
@@ -300,8 +300,8 @@ def test_ewc_adds_the_slope_of_its_penalty(pico_folder):
     method.before_clip(learner)  # gradients that are there are added to
     torch.testing.assert_close(weight.grad, 2 * moved.grad)
     method.after(learner, TASKS[1])
-    assert (method.kept[f"fisher.{name}"] - fisher).min() >= 0  # tasks add up
-    assert torch.equal(method.kept[f"anchor.{name}"], weight.detach())
+    assert (method.penalty[f"fisher.{name}"] - fisher).min() >= 0  # tasks add up
+    assert torch.equal(method.penalty[f"anchor.{name}"], weight.detach())
 
 
 @pytest.mark.parametrize(

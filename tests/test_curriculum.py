@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from sharpen.data.sources import read_tasks
-from sharpen.train.curriculum import LEAST, Curriculum, welcome
+from sharpen.train.curriculum import MIN_WEIGHT, Curriculum, sampling_weight
 from sharpen.types import SharpenError, Task
 
 TASKS = [Task(f"{level}-{i}", "", difficulty=str(level)) for level in range(4) for i in range(10)]
@@ -74,9 +74,9 @@ def test_a_step_has_different_tasks():
 
 
 def test_rates_at_the_edges():
-    assert welcome(0.0) == welcome(1.0) == LEAST
-    assert welcome(0.2) == welcome(0.5) == pytest.approx(1) == welcome(0.8)
-    assert LEAST < welcome(0.05) < welcome(0.15) < 1
+    assert sampling_weight(0.0) == sampling_weight(1.0) == MIN_WEIGHT
+    assert sampling_weight(0.2) == sampling_weight(0.5) == pytest.approx(1) == sampling_weight(0.8)
+    assert MIN_WEIGHT < sampling_weight(0.05) < sampling_weight(0.15) < 1
 
 
 def test_wrong_reports_are_refused():
@@ -84,7 +84,7 @@ def test_wrong_reports_are_refused():
     for name, rate in (("x", 0.5), ("0-0", 1.5), ("0-0", float("nan"))):
         with pytest.raises(SharpenError, match="cannot have the pass rate"):
             curriculum.update([name], [rate])
-    with pytest.raises(SharpenError, match="41 tasks a step, but there are 40"):
+    with pytest.raises(SharpenError, match="41 tasks per step, but there are 40"):
         curriculum.pick(41)
     for tasks in ([], [TASKS[0], TASKS[0]]):
         with pytest.raises(SharpenError, match="ids of their own"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sharpen.config import ConfigError, load_config
-from sharpen.models.estimate import SPEC_TABLE, Preset, estimate, find_shape
+from sharpen.models.estimate import SPEC_TABLE, Estimate, Preset, estimate, find_shape
 from sharpen.models.load import LoRAConfig, ModelConfig, attach_lora, load_model
 from sharpen.pipeline import load_recipe, recipe_path
 from sharpen.types import SharpenError
@@ -35,8 +35,8 @@ def test_published_sizes(model, billions):
 
 @pytest.mark.parametrize("name", ["rtx3060", "development", "production", "7b", "14b", "32b"])
 def test_presets_fit_their_cards(name):
-    found = estimate(load_config(Preset, recipe_path(name)))
-    assert found.note.startswith("fits") and found.hours > 0
+    needs = estimate(load_config(Preset, recipe_path(name)))
+    assert needs.note.startswith("fits") and needs.hours > 0
     with pytest.raises(ConfigError, match="a preset of training settings"):
         load_recipe(name)
 
@@ -44,13 +44,14 @@ def test_presets_fit_their_cards(name):
 def test_measured_activations_are_bracketed():
     """A 16k-token step of a 7B shape was measured at 85-117 GB without and 26 GB with
     checkpointing."""
-    kept = Preset(batch_size=4, max_length=4096)
-    assert 80 < estimate(kept).total_gib < 125
-    assert 20 < estimate(kept.model_copy(update={"gradient_checkpointing": True})).total_gib < 35
+    plain = Preset(batch_size=4, max_length=4096)
+    checkpointed = plain.model_copy(update={"gradient_checkpointing": True})
+    assert 80 < estimate(plain).total_gib < 125
+    assert 20 < estimate(checkpointed).total_gib < 35
 
 
 def test_estimates_move_the_right_way():
-    base = estimate(Preset())
+    base: Estimate = estimate(Preset())
     assert estimate(Preset(load_in_4bit=True)).total_gib < base.total_gib
     assert estimate(Preset(batch_size=8)).total_gib > base.total_gib
     assert estimate(Preset(lora_r=0)).trainable == base.parameters > base.trainable

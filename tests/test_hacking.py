@@ -23,10 +23,8 @@ from sharpen.rewards.hacking import (
     HackingMonitor,
     RLVRHackingDetector,
     RLVRRewardShaping,
-    equations,
-    view,
-    words,
 )
+from sharpen.rewards.response_text import equations, view, words
 from sharpen.tools import load_module
 from sharpen.types import SharpenError
 
@@ -392,10 +390,10 @@ def test_it_is_quick_on_ordinary_responses():
 
 def test_jieba_is_lazy_silent_and_keeps_its_cache_to_itself(tmp_path):
     lines = (
-        "import sys, sharpen.rewards.hacking as h",
+        "import sys, sharpen.rewards.hacking as h, sharpen.rewards.response_text as text",
         "h.RLVRHackingDetector().detect('The answer is 3')",
         "assert 'jieba' not in sys.modules",
-        "print(sorted(h.words('小明买了钢笔和书本')))",
+        "print(sorted(text.words('小明买了钢笔和书本')))",
     )
     env = os.environ | {"SHARPEN_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
     done = subprocess.run(
@@ -589,7 +587,10 @@ def test_the_stated_false_alarm_rate_holds_at_its_edge():
 
 
 def benchmark():
-    return load_module(Path(__file__).parents[1] / "benchmarks" / "hacking.py")
+    folder = Path(__file__).parents[1] / "benchmarks"
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))  # as where the script is run: it imports its neighbour
+    return load_module(folder / "hacking.py")
 
 
 def flagged(settings: dict, seeds: range) -> int:

@@ -390,7 +390,7 @@ def test_a_trained_local_model_judges_directly_and_through_the_server(pico_folde
     judge, wanted = Judge(local, config), {"2 + 2 = 4": 9, "2 + 2 = 5": 2}
     rows = []
     for text, mark in wanted.items():
-        prompt = local.renderer.prompt(judge.dialog(TASK, [made(text)], None))
+        prompt = local.renderer.prompt(judge.build_dialog(TASK, [made(text)]))
         reply = local.renderer.tokenizer(f'{{"score": {mark}}}', add_special_tokens=False)
         stop = sorted(local.renderer.stop_ids)[-1:]
         rows.append((prompt, [*reply["input_ids"], *stop]))

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from sharpen.models.load import LoRAConfig, ModelConfig, attach_lora, load_model
 from sharpen.render import Renderer
 from sharpen.rows import dialog_to_row
-from sharpen.train.batching import epoch_order, micro_batches, shares
-from sharpen.train.checkpoint import found_checkpoints
+from sharpen.train.batching import apportion, epoch_order, micro_batches
+from sharpen.train.checkpoint import list_checkpoints
 from sharpen.train.config.learner import LearnerConfig
 from sharpen.train.config.sft import AgentSFTConfig
 from sharpen.train.learner import Learner
@@ -88,7 +88,7 @@ def gradients(logprobs_of, hidden: torch.Tensor, head: torch.Tensor) -> list[tor
 @pytest.mark.parametrize("chunk", [256, 1 << 28])
 def test_gradients_of_confident_tokens_survive_bf16(compiled, chunk, monkeypatch):
     """By confidence: over all tokens the unsure ones hide the error of the sure ones."""
-    monkeypatch.setattr("sharpen.train.losses.CHUNK", chunk)
+    monkeypatch.setattr("sharpen.train.losses.MAX_CHUNK_LOGITS", chunk)
     hidden, head, targets = confident_tokens()
 
     def plain(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
@@ -215,12 +215,11 @@ def test_epoch_order():
     st.dictionaries(st.text(max_size=3), st.floats(0.01, 1), min_size=1, max_size=5),
     st.integers(0, 500),
 )
-def test_shares_add_up(weights, total):
+def test_apportioned_counts_add_up(weights, total):
     fractions = {n: w / sum(weights.values()) for n, w in weights.items()}
-    found = shares(fractions, total)
-    assert sum(found.values()) == total and all(
-        abs(found[n] - fractions[n] * total) <= 1 for n in found
-    )
+    counts = apportion(fractions, total)
+    assert sum(counts.values()) == total
+    assert all(abs(counts[n] - fractions[n] * total) <= 1 for n in counts)
 
 
 def test_learning_rate_shapes():
@@ -295,7 +294,7 @@ def test_sft_trains_and_its_adapter_loads(pico_folder, data, tmp_path):
     assert model.peft_config["default"].r == 4
     tokenizer = Renderer(trainer.renderer.tokenizer)
     assert tokenizer.template is None
-    assert len(found_checkpoints(tmp_path / "run" / "checkpoints")) == 2
+    assert len(list_checkpoints(tmp_path / "run" / "checkpoints")) == 2
 
 
 def stopped_after(step: int):
@@ -365,7 +364,7 @@ def test_a_damaged_checkpoint_falls_back(pico_folder, data, tmp_path, monkeypatc
         patch.setattr(Learner, "step", dying)
         with pytest.raises(killed):
             AgentSFTTrainer(settings, tmp_path / "run").train()
-    newest = found_checkpoints(tmp_path / "run" / "checkpoints")[-1] / "state.safetensors"
+    newest = list_checkpoints(tmp_path / "run" / "checkpoints")[-1] / "state.safetensors"
     flipped = bytearray(newest.read_bytes())
     flipped[-5] ^= 1
     newest.write_bytes(flipped)

@@ -24,7 +24,7 @@ PLACES = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj")
 def adapter(folder: Path, base: str, seed: int, rank: int = 4, **config: object) -> Path:
     folder.mkdir(parents=True)
     random = torch.Generator().manual_seed(seed)
-    weights = mm.load(base)
+    weights = mm.load_weights(base)
     tensors = {}
     for place in PLACES:
         rows, columns = weights[f"{place}.weight"].shape
@@ -39,7 +39,7 @@ def adapter(folder: Path, base: str, seed: int, rank: int = 4, **config: object)
 
 
 def update(folder: Path, place: str, scale: float) -> torch.Tensor:
-    stored = mm.load(folder)
+    stored = mm.load_weights(folder)
     name = f"base_model.model.{place}"
     return scale * stored[f"{name}.lora_B.weight"] @ stored[f"{name}.lora_A.weight"]
 
@@ -47,7 +47,7 @@ def update(folder: Path, place: str, scale: float) -> torch.Tensor:
 def passed(model: str, out: Path, **values: object) -> dict:
     recipe = {"merge_method": "passthrough", "models": [{"model": model}], **values}
     merge(parse_config(MergeConfig, recipe, "test"), out)
-    return mm.load(out)
+    return mm.load_weights(out)
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def passed(model: str, out: Path, **values: object) -> dict:
 def test_an_adapter_is_merged_while_the_base_is_read(
     tmp_path: Path, config: dict, scale: float
 ) -> None:
-    base = mm.trio(tmp_path)[0]
+    base = mm.save_trio(tmp_path)[0]
     lora = adapter(tmp_path / "lora", base, 1, **config)
     merged = passed(f"{base}+{lora}", tmp_path / "out")
-    before = mm.load(base)
+    before = mm.load_weights(base)
     name = f"{PLACES[0]}.weight"
     wanted = (before[name].float() + update(lora, PLACES[0], scale)).bfloat16()
     torch.testing.assert_close(merged[name], wanted, rtol=2**-7, atol=1e-4)
@@ -71,9 +71,10 @@ def test_an_adapter_is_merged_while_the_base_is_read(
 
 
 def test_dora_and_saved_modules(tmp_path: Path) -> None:
-    base = mm.trio(tmp_path)[0]
+    base = mm.save_trio(tmp_path)[0]
     lora = adapter(tmp_path / "lora", base, 1, use_dora=True)
-    stored, before = mm.load(lora), mm.load(base)
+    stored = mm.load_weights(lora)
+    before = mm.load_weights(base)
     length = torch.rand(16) + 0.5
     stored[f"base_model.model.{PLACES[0]}.lora_magnitude_vector"] = length
     stored["base_model.model.lm_head.weight"] = torch.ones(mm.VOCAB, 16)
@@ -86,8 +87,9 @@ def test_dora_and_saved_modules(tmp_path: Path) -> None:
 
 
 def test_adapters_of_one_base_in_any_method(tmp_path: Path) -> None:
-    base = mm.trio(tmp_path)[0]
-    one, two = adapter(tmp_path / "one", base, 1), adapter(tmp_path / "two", base, 2)
+    base = mm.save_trio(tmp_path)[0]
+    one = adapter(tmp_path / "one", base, 1)
+    two = adapter(tmp_path / "two", base, 2)
     recipe = {
         "merge_method": "task_arithmetic",
         "base_model": base,
@@ -96,13 +98,18 @@ def test_adapters_of_one_base_in_any_method(tmp_path: Path) -> None:
     }
     merge(parse_config(MergeConfig, recipe, "test"), tmp_path / "out")
     name = f"{PLACES[1]}.weight"
-    wanted = mm.load(base)[name].float() + sum(update(x, PLACES[1], 1.0) for x in (one, two))
-    torch.testing.assert_close(mm.load(tmp_path / "out")[name], wanted, rtol=0.02, atol=2e-3)
+    wanted = mm.load_weights(base)[name].float() + sum(
+        update(x, PLACES[1], 1.0) for x in (one, two)
+    )
+    torch.testing.assert_close(
+        mm.load_weights(tmp_path / "out")[name], wanted, rtol=0.02, atol=2e-3
+    )
 
 
 def test_adapters_merge_by_svd(tmp_path: Path) -> None:
-    base = mm.trio(tmp_path)[0]
-    one, two = adapter(tmp_path / "one", base, 1), adapter(tmp_path / "two", base, 2, rank=3)
+    base = mm.save_trio(tmp_path)[0]
+    one = adapter(tmp_path / "one", base, 1)
+    two = adapter(tmp_path / "two", base, 2, rank=3)
     report = merge_adapters([one, two], tmp_path / "whole", rank=8, weights=[0.7, 0.3])
     assert report["energy_kept"] == pytest.approx(1.0) and report["modules"] == 2
     for place in PLACES:
@@ -124,14 +131,14 @@ def test_adapters_merge_by_svd(tmp_path: Path) -> None:
 def test_a_task_vector_brings_the_tuned_model_back(
     tmp_path: Path, share: float, sparse: bool
 ) -> None:
-    base, _, _ = mm.trio(tmp_path)
-    weights = mm.load(base)
-    tuned = mm.tuned(weights, 9)
+    base, _, _ = mm.save_trio(tmp_path)
+    weights = mm.load_weights(base)
+    tuned = mm.tune(weights, 9)
     random = torch.Generator().manual_seed(0)
     for name, tensor in tuned.items():
         keep = torch.rand(tensor.shape, generator=random) < share
         tuned[name] = torch.where(keep, tensor, weights[name])
-    other = mm.save(tmp_path / "tuned", tuned)
+    other = mm.save_model(tmp_path / "tuned", tuned)
     file = tmp_path / "v.safetensors"
     report = write_task_vector(open_model(base), open_model(other), file)
     assert (report["sparse"] > 0) == sparse
@@ -144,9 +151,9 @@ def test_a_task_vector_brings_the_tuned_model_back(
 
 
 def test_what_cannot_be_laid_over_a_model(tmp_path: Path) -> None:
-    base, math, _ = mm.trio(tmp_path)
+    base, math, _ = mm.save_trio(tmp_path)
     lora = adapter(tmp_path / "lora", base, 1)
-    mm.save(tmp_path / "small", mm.tensors(0, hidden=8))
+    mm.save_model(tmp_path / "small", mm.random_weights(0, hidden=8))
     for text, reason in (
         (f"{base}+{math}", "is not an adapter folder"),
         (f"{base}+{tmp_path}/no.safetensors", "no such task vector"),
@@ -168,7 +175,7 @@ def test_the_same_as_peft(tmp_path: Path) -> None:
     import peft
     from transformers import AutoModelForCausalLM
 
-    base = mm.save(tmp_path / "base", mm.tensors(0))
+    base = mm.save_model(tmp_path / "base", mm.random_weights(0))
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     for name, extra in {
         "plain": {},

@@ -29,7 +29,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 
 
 def change(folder: str, edit: Callable[[dict], dict]) -> None:
-    save_file(edit(mm.load(folder)), Path(folder) / "model.safetensors")
+    save_file(edit(mm.load_weights(folder)), Path(folder) / "model.safetensors")
 
 
 def set_config(folder: str, **values: object) -> None:
@@ -58,7 +58,7 @@ def other_shape(models: Models) -> dict:
 
 
 def other_vocabulary(models: Models) -> dict:
-    mm.save(Path(models[2]), mm.tensors(4, vocab=41))
+    mm.save_model(Path(models[2]), mm.random_weights(4, vocab=41))
     return ties(models)
 
 
@@ -162,6 +162,14 @@ CASES: dict[str, tuple[Callable[[Models], dict], str]] = {
     "wrong method": (lambda m: ties(m, merge_method="tise"), "did you mean 'ties'?"),
     "wrong value": (lambda m: ties(m, parameters={"density": "much"}), "parameter density"),
     "wrong field": (lambda m: ties(m, base_modle="x"), "did you mean 'base_model'?"),
+    "wrong field of a condition": (
+        lambda m: ties(m, parameters={"density": [{"value": 1, "filtr": "mlp"}]}),
+        "list[Conditional].0.filtr: unknown field, did you mean 'filter'?",
+    ),
+    "wrong type of tokenizer": (
+        lambda m: ties(m, tokenizer="union"),
+        "tokenizer: input should be a valid dictionary or instance of TokenizerConfig",
+    ),
     "three in slerp": (
         lambda m: {
             "merge_method": "slerp",
@@ -209,7 +217,7 @@ def test_one_line_exit_2_and_nothing_left(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     make, wanted = CASES[name]
-    recipe = mm.recipe(tmp_path / "m.yaml", **make(mm.trio(tmp_path / "models")))
+    recipe = mm.write_recipe(tmp_path / "m.yaml", **make(mm.save_trio(tmp_path / "models")))
     (tmp_path / "place").mkdir()
     assert run(monkeypatch, recipe, tmp_path / "place" / "out", "--json") == 2
     shown = capsys.readouterr()
@@ -221,7 +229,7 @@ def test_one_line_exit_2_and_nothing_left(
 def test_a_full_disk_is_seen_before_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = mm.recipe(tmp_path / "m.yaml", **ties(mm.trio(tmp_path)))
+    recipe = mm.write_recipe(tmp_path / "m.yaml", **ties(mm.save_trio(tmp_path)))
     usage = stream.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(stream.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     assert run(monkeypatch, recipe, tmp_path / "out") == 2
@@ -232,8 +240,8 @@ def test_a_full_disk_is_seen_before_work(
 def test_an_older_model_is_not_replaced_unasked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    models = mm.trio(tmp_path)
-    recipe = mm.recipe(tmp_path / "m.yaml", **ties(models))
+    models = mm.save_trio(tmp_path)
+    recipe = mm.write_recipe(tmp_path / "m.yaml", **ties(models))
     before = Path(models[1], "model.safetensors").read_bytes()
     assert run(monkeypatch, recipe, models[1]) == 2
     assert "is not empty" in capsys.readouterr().err
@@ -245,7 +253,7 @@ def test_an_older_model_is_not_replaced_unasked(
 def test_devices_and_functions_that_do_not_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = mm.recipe(tmp_path / "m.yaml", **ties(mm.trio(tmp_path)))
+    recipe = mm.write_recipe(tmp_path / "m.yaml", **ties(mm.save_trio(tmp_path)))
     assert run(monkeypatch, recipe, tmp_path / "out", "--device", "tpu9") == 2
     assert "device 'tpu9'" in capsys.readouterr().err
     (tmp_path / "f.py").write_text("def good(folder):\n    return {'math': 0.5}\n")
@@ -258,8 +266,8 @@ def test_devices_and_functions_that_do_not_exist(
 
 @pytest.mark.slow
 def test_killed_while_it_writes_it_leaves_no_model(tmp_path: Path) -> None:
-    models = mm.trio(tmp_path / "models", hidden=512, vocab=60_000, layers=4)
-    recipe = mm.recipe(tmp_path / "m.yaml", **ties(models, parameters={"density": 0.5}))
+    models = mm.save_trio(tmp_path / "models", hidden=512, vocab=60_000, layers=4)
+    recipe = mm.write_recipe(tmp_path / "m.yaml", **ties(models, parameters={"density": 0.5}))
     for delay in (0.0, 0.05, 0.2):
         command = [
             sys.executable,
@@ -278,4 +286,4 @@ def test_killed_while_it_writes_it_leaves_no_model(tmp_path: Path) -> None:
         process.wait()
         assert not (tmp_path / "out").exists()
     assert subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
-    assert mm.load(tmp_path / "out").keys() == mm.load(models[0]).keys()
+    assert mm.load_weights(tmp_path / "out").keys() == mm.load_weights(models[0]).keys()

@@ -32,7 +32,7 @@ RECIPES = {
 def test_the_same_on_both_devices(tmp_path: Path, method: str) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    base, math, code = mm.trio(tmp_path, hidden=64, vocab=300)
+    base, math, code = mm.save_trio(tmp_path, hidden=64, vocab=300)
     based = {} if method in ("linear", "karcher") else {"base_model": base}
     based = {"base_model": math} if method == "slerp" else based
     values = {"merge_method": method, "parameters": RECIPES[method], **based}
@@ -40,6 +40,7 @@ def test_the_same_on_both_devices(tmp_path: Path, method: str) -> None:
     recipe = parse_config(MergeConfig, values, method)
     for device in ("cpu", "cuda"):
         merge(recipe, tmp_path / device, MergeOptions(seed=1, device=device))
-    cpu, gpu = mm.load(tmp_path / "cpu"), mm.load(tmp_path / "cuda")
+    cpu = mm.load_weights(tmp_path / "cpu")
+    gpu = mm.load_weights(tmp_path / "cuda")
     for name in cpu:
         torch.testing.assert_close(gpu[name], cpu[name], rtol=2**-6, atol=1e-4)

@@ -190,7 +190,7 @@ def drawn(base: str, math: str, code: str) -> dict[str, dict]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return mm.trio(tmp_path_factory.mktemp("models"), layers=3, hidden=96, vocab=700)
+    return mm.save_trio(tmp_path_factory.mktemp("models"), layers=3, hidden=96, vocab=700)
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ def theirs(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wide_theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wide")
-    models = mm.trio(folder / "models", layers=3, hidden=96, vocab=700, dtype=torch.float32)
+    models = mm.save_trio(folder / "models", layers=3, hidden=96, vocab=700, dtype=torch.float32)
     values = {n: {k: v for k, v in c.items() if k not in WIDE} for n, c in cases(*models).items()}
     return by_mergekit(folder, values)
 
@@ -224,7 +224,7 @@ def by_mergekit(folder: Path, values: dict[str, dict]) -> Path:
 def ours(theirs: Path, name: str, out: Path, **options: int) -> dict:
     values = yaml.safe_load((theirs / f"{name}.yaml").read_text())
     merge(parse_config(MergeConfig, values, name), out, MergeOptions(**options))
-    return mm.load(out)
+    return mm.load_weights(out)
 
 
 def rounding(got: dict, wanted: dict) -> torch.Tensor:
@@ -250,7 +250,8 @@ def test_the_same_bits_where_nothing_is_summed_over_a_tensor(theirs: Path, tmp_p
         "passthrough_scaled",
         "nearswap",
     ):
-        got, wanted = ours(theirs, name, tmp_path / name), mm.load(theirs / name)
+        got = ours(theirs, name, tmp_path / name)
+        wanted = mm.load_weights(theirs / name)
         assert got.keys() == wanted.keys()
         assert all(torch.equal(got[n], wanted[n]) for n in got), name
 
@@ -270,7 +271,8 @@ def test_the_same_bits_where_nothing_is_summed_over_a_tensor(theirs: Path, tmp_p
     ],
 )
 def test_equal_to_rounding(theirs: Path, tmp_path: Path, name: str) -> None:
-    got, wanted = ours(theirs, name, tmp_path / "out"), mm.load(theirs / name)
+    got = ours(theirs, name, tmp_path / "out")
+    wanted = mm.load_weights(theirs / name)
     assert not rounding(got, wanted).any()
     same = torch.cat([(got[n] == wanted[n]).reshape(-1) for n in got])
     assert same.float().mean() > 0.999
@@ -284,9 +286,10 @@ def test_equal_bits_but_for_ties_at_the_threshold(
 ) -> None:
     """Of several changes of exactly the threshold's size mergekit keeps any, by an unstable sort;
     everything else is the same bits."""
-    base, *others = (mm.load(m) for m in (*models, Path(models[0]).with_name("prose")))
+    base, *others = (mm.load_weights(m) for m in (*models, Path(models[0]).with_name("prose")))
     value = yaml.safe_load((theirs / f"{name}.yaml").read_text())["parameters"]
-    got, wanted = ours(theirs, name, tmp_path / "out"), mm.load(theirs / name)
+    got = ours(theirs, name, tmp_path / "out")
+    wanted = mm.load_weights(theirs / name)
     for tensor, mine in got.items():
         at_limit = torch.zeros_like(mine, dtype=torch.bool)
         for other in others:
@@ -318,7 +321,8 @@ def test_equal_bits_but_for_ties_at_the_threshold(
 def test_equal_in_float32_where_no_two_changes_are_alike(
     wide_theirs: Path, tmp_path: Path, name: str
 ) -> None:
-    got, wanted = ours(wide_theirs, name, tmp_path / "out"), mm.load(wide_theirs / name)
+    got = ours(wide_theirs, name, tmp_path / "out")
+    wanted = mm.load_weights(wide_theirs / name)
     for tensor, mine in got.items():
         torch.testing.assert_close(mine, wanted[tensor], rtol=2e-6, atol=1e-8)
 
@@ -327,9 +331,9 @@ def test_equal_in_float32_where_no_two_changes_are_alike(
 def test_the_same_statistics_where_values_are_drawn(
     theirs: Path, tmp_path: Path, models: list[str], name: str
 ) -> None:
-    base = mm.load(models[0])["model.embed_tokens.weight"].double()
+    base = mm.load_weights(models[0])["model.embed_tokens.weight"].double()
     got = ours(theirs, name, tmp_path / "out", seed=3)["model.embed_tokens.weight"].double() - base
-    wanted = mm.load(theirs / name)["model.embed_tokens.weight"].double() - base
+    wanted = mm.load_weights(theirs / name)["model.embed_tokens.weight"].double() - base
     for measure in (lambda d: (d == 0).double().mean(), lambda d: d.abs().mean(), torch.std):
         assert measure(got).item() == pytest.approx(measure(wanted).item(), rel=0.03)
     assert not torch.equal(got, wanted)

@@ -75,7 +75,7 @@ def test_two_processes_equal_one(pico_folder, data, alone, tmp_path, parallel, f
     output = train(pico_folder, data, tmp_path / "run", *given, processes=2)
     assert output.count("rows to train on") == 1  # the second process is silent
     if parallel.startswith("zero"):
-        assert "no checkpoints, a stop is an end" in output
+        assert "no checkpoints, a run that is stopped cannot continue" in output
         assert not (tmp_path / "run" / "checkpoints").exists()
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(alone[full]), rtol=1e-5)
     name = "model.safetensors" if full == "true" else "adapter_model.safetensors"

@@ -7,7 +7,6 @@ import asyncio
 import json
 import threading
 import time
-from collections import Counter
 from email.utils import formatdate
 
 import pytest
@@ -98,9 +97,9 @@ def test_calls_in_the_text_are_found():
 
 
 def test_an_unparsed_call_is_sent_back_as_text():
-    said = Message("assistant", "hm", unparsed=(UnparsedToolCall("{oops", "not JSON"),))
+    broken = Message("assistant", "hm", unparsed=(UnparsedToolCall("{oops", "not JSON"),))
     with ChatServer(lambda body, n: completion("ok")) as server:
-        answer(server, [Dialog((Message("user", "x"), said, Message("user", "again")))])
+        answer(server, [Dialog((Message("user", "x"), broken, Message("user", "again")))])
     assert server.bodies[0]["messages"][1]["content"] == "hm\n<tool_call>{oops</tool_call>"
 
 
@@ -146,7 +145,7 @@ def test_retry_after_reads_numbers_dates_and_nonsense():
 
 
 @pytest.mark.parametrize(
-    ("reply", "said"),
+    ("reply", "reason"),
     [
         ((500, {}, "engine is dead"), "HTTP 500: engine is dead"),
         ((200, {}, "{broken"), "the answer cannot be read: JSONDecodeError"),
@@ -159,10 +158,10 @@ def test_retry_after_reads_numbers_dates_and_nonsense():
         (None, "RemoteProtocolError"),  # the connection is cut
     ],
 )
-def test_failures_are_turns_with_their_reason_after_all_attempts(reply, said):
+def test_failures_are_turns_with_their_reason_after_all_attempts(reply, reason):
     with ChatServer(lambda body, n: reply) as server:
         (turn,) = answer(server)
-    assert turn.stop is StopReason.POLICY_ERROR and said in turn.error
+    assert turn.stop is StopReason.POLICY_ERROR and reason in turn.error
     assert turn.message == Message("assistant") and len(server.bodies) == 3
 
 
@@ -202,20 +201,23 @@ def test_a_dripping_answer_is_cut_off_too():
 
 
 def test_no_more_requests_at_once_than_allowed():
-    running, most, lock = Counter(), [0], threading.Lock()
+    running = 0
+    most_running = 0
+    lock = threading.Lock()
 
     def serve(body, n):
+        nonlocal running, most_running
         with lock:
-            running["now"] += 1
-            most[0] = max(most[0], running["now"])
+            running += 1
+            most_running = max(most_running, running)
         time.sleep(0.03)
         with lock:
-            running["now"] -= 1
+            running -= 1
         return completion("x")
 
     with ChatServer(serve) as server:
         answer(server, [ASK] * 12, RemoteLimits(concurrency=3))
-    assert most[0] == 3
+    assert most_running == 3
 
 
 def test_nobody_listens():
@@ -280,7 +282,7 @@ def test_it_is_a_public_name():
 
 
 def test_a_real_model_answers_through_the_server(pico_folder):
-    """pico behind the little server: what comes back is what the model sampled."""
+    """pico served over HTTP: what comes back is what the model sampled."""
     from sharpen.models.load import ModelConfig
     from sharpen.policy.local import LocalPolicy
 

@@ -35,7 +35,7 @@ values = st.recursive(
 calls = st.builds(ToolCall, texts, st.dictionaries(texts, values, max_size=3))
 replies = texts.filter(lambda text: "<tool_call>" not in text)
 assistants = st.builds(
-    lambda content, made, trained: Message("assistant", content, tuple(made), trained=trained),
+    lambda content, calls, trained: Message("assistant", content, tuple(calls), trained=trained),
     replies,
     st.lists(calls, max_size=2),
     st.booleans(),
@@ -79,18 +79,23 @@ def renderers(smollm2_tokenizer):
 def test_random_dialogs_round_trip(renderers, dialog):
     """1,000 dialogs on each of two tokenizers: what is trained is what the assistant said and is
     to be trained, and only that."""
-    wanted = [m for m in dialog.messages if m.role == "assistant" and m.trained]
+    trained_messages = [m for m in dialog.messages if m.role == "assistant" and m.trained]
     for renderer in renderers:
         [datum] = list(renderer.render([dialog]))
         spans = trained_spans(datum.mask)
-        assert [renderer.parse(datum.ids[a:b].tolist()) for a, b in spans] == wanted
-        start, end = renderer.special["<|im_start|>"], renderer.special["<|im_end|>"]
+        parsed = [renderer.parse(datum.ids[a:b].tolist()) for a, b in spans]
+        assert parsed == trained_messages
+        start = renderer.special["<|im_start|>"]
+        end = renderer.special["<|im_end|>"]
         ids = datum.ids.tolist()
         assert all(ids[b - 1] == end for _, b in spans)
         # every turn opens and closes once: text cannot forge a boundary
-        systems = dialog.messages[0].role == "system"
-        opened = bool(dialog.tools or (systems and dialog.messages[0].content))
-        count = len(dialog.messages) - systems + opened
+        count = len(dialog.messages)
+        has_system = dialog.messages[0].role == "system"
+        if has_system and not dialog.messages[0].content and not dialog.tools:
+            count -= 1  # an empty system message is not written
+        if dialog.tools and not has_system:
+            count += 1  # the tools get a system message of their own
         assert ids.count(start) == ids.count(end) == count
         assert renderer.special["<|endoftext|>"] not in ids
 
@@ -116,7 +121,8 @@ def test_sampled_ids_are_never_tokenised_again(dialog, results):
         return
     [datum] = list(renderer.render([dialog]))
     first, last = trained_spans(datum.mask)[-1]
-    prompt, sampled = renderer.prompt(before), datum.ids[first:last].tolist()
+    prompt = renderer.prompt(before)
+    sampled = datum.ids[first:last].tolist()
     assert prompt == datum.ids[:first].tolist()
     new = [Message("tool", text) for text in results]
     following = prompt + sampled + renderer.continuation(dialog, new)
@@ -145,8 +151,8 @@ def test_a_models_own_template_is_used_when_it_knows_tools():
     answer = Message("assistant", "ok", (ToolCall("f", {"x": [1, {"y": "<|im_end|>"}]}),))
     dialog = Dialog((hostile, answer, Message("tool", "1"), Message("assistant", "done")))
     [datum] = list(renderer.render([dialog]))
-    found = [renderer.parse(datum.ids[a:b].tolist()) for a, b in trained_spans(datum.mask)]
-    assert found == [answer, dialog.messages[3]]
+    parsed = [renderer.parse(datum.ids[a:b].tolist()) for a, b in trained_spans(datum.mask)]
+    assert parsed == [answer, dialog.messages[3]]
     assert datum.ids.tolist().count(renderer.special["<|im_start|>"]) == 4
     assert datum.mask[-1] and datum.ids[-1] == renderer.special["<|im_end|>"]
 
@@ -254,14 +260,15 @@ def test_known_tool_lines_change_no_token(smollm2_tokenizer, monkeypatch):
     from sharpen.data.generate.starter import starter_dialogs
 
     rows = starter_dialogs("train", 40)
-    monkeypatch.setattr("sharpen.render.MAX_KNOWN_LINES", 3)
-    fast, plain = Renderer(smollm2_tokenizer), Renderer(smollm2_tokenizer)
-    assert fast.lines_apart
-    plain.lines_apart = False
+    monkeypatch.setattr("sharpen.render.renderer.MAX_KNOWN_LINES", 3)
+    fast = Renderer(smollm2_tokenizer)
+    plain = Renderer(smollm2_tokenizer)
+    assert fast._splits_tool_lines
+    plain._splits_tool_lines = False
     for chunk in (rows[:20], rows[20:], rows):
         for a, b in zip(fast.render(chunk), plain.render(chunk), strict=True):
             assert a.ids.tolist() == b.ids.tolist() and a.mask.tolist() == b.mask.tolist()
-    assert fast.known_lines
+    assert fast._tool_line_ids
 
 
 def test_calls_are_written_compactly():

@@ -25,7 +25,7 @@ from sharpen.types import SharpenError
 SECRET = "correct horse battery staple"
 LIMITS = Limits(wall_s=1.5, memory_mb=256)
 needs_bwrap = pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed")
-QUICK = hostile.named(hostile.QUICK)
+QUICK = hostile.split_by_name(hostile.QUICK)
 SNIPPETS = [
     name
     for name, text in hostile.ALL.items()
@@ -49,8 +49,8 @@ STOPPED = {
 def sandbox():
     if not shutil.which("bwrap"):
         pytest.skip("bubblewrap is not installed")
-    with Sandbox(limits=LIMITS) as found:
-        yield found
+    with Sandbox(limits=LIMITS) as sandbox:
+        yield sandbox
 
 
 class Trap:
@@ -66,12 +66,14 @@ class Trap:
         self.port = self.tcp.getsockname()[1]
         self.udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.udp.bind(("127.0.0.1", self.port))
-        self.unix, self.abstract = folder / "unix", f"sharpen-{os.getpid()}-{self.port}"
+        self.unix = folder / "unix"
+        self.abstract = f"sharpen-{os.getpid()}-{self.port}"
         self.listening = [self.tcp]
         for address in (str(self.unix), f"\0{self.abstract}"):
-            self.listening.append(socket.socket(socket.AF_UNIX))
-            self.listening[-1].bind(address)
-            self.listening[-1].listen()
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(address)
+            listener.listen()
+            self.listening.append(listener)
         for each in (*self.listening, self.udp):
             each.setblocking(False)
 
@@ -80,16 +82,18 @@ class Trap:
         places = {name: getattr(self, name) for name in names}
         return hostile.source(name, secret=SECRET, pid=os.getpid(), **places)
 
-    def sprung(self, result: SandboxResult) -> list[str]:
-        found = [line for line in result.stdout.splitlines() if line.startswith("GOT")]
-        found += ["the secret"] if SECRET in result.stdout + result.stderr else []
-        found += [f"wrote {path}" for path in self.host.iterdir()]
+    def escapes(self, result: SandboxResult) -> list[str]:
+        """Everything that the snippet reached."""
+        escapes = [line for line in result.stdout.splitlines() if line.startswith("GOT")]
+        if SECRET in result.stdout + result.stderr:
+            escapes.append("the secret")
+        escapes += [f"wrote {path}" for path in self.host.iterdir()]
         for each in self.listening:
             with contextlib.suppress(BlockingIOError):
-                found.append(f"connected {each.accept()}")
+                escapes.append(f"connected {each.accept()}")
         with contextlib.suppress(BlockingIOError):
-            found.append(f"sent {self.udp.recv(9)!r}")
-        return found
+            escapes.append(f"sent {self.udp.recv(9)!r}")
+        return escapes
 
     def close(self) -> None:
         for each in (*self.listening, self.udp):
@@ -98,33 +102,34 @@ class Trap:
 
 @pytest.fixture
 def trap(tmp_path, monkeypatch):
-    found = Trap(tmp_path, monkeypatch)
-    yield found
-    found.close()
+    trap = Trap(tmp_path, monkeypatch)
+    yield trap
+    trap.close()
 
 
 def processes_in(namespace: str) -> list[str]:
-    found = []
+    pids = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/{pid}/ns/pid") == namespace:
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def run_watched(sandbox: Sandbox, code: str) -> tuple[SandboxResult, str, int]:
-    """Run, and tell which process namespace it had; while its descriptor is open, no other
-    namespace gets its name."""
-    with sandbox.worker() as worker:
+    """Run a snippet. Returns its result, and its process namespace with an open descriptor: while
+    that is open, no other namespace gets the same name."""
+    with sandbox.take_worker() as worker:
         # before the code begins, for it may end at once
         while not (inside := descendants(worker.process.pid)):
             time.sleep(0.005)
-        held = os.open(f"/proc/{inside[0]}/ns/pid", os.O_RDONLY)
+        descriptor = os.open(f"/proc/{inside[0]}/ns/pid", os.O_RDONLY)
         worker.begin(sandbox.limits, code, False)
-        return worker.finish(), os.readlink(f"/proc/self/fd/{held}"), held
+        result = worker.finish()
+        return result, os.readlink(f"/proc/self/fd/{descriptor}"), descriptor
 
 
-def gone(namespace: str, within_s: float = 10) -> bool:
+def wait_until_gone(namespace: str, within_s: float = 10) -> bool:
     deadline = time.monotonic() + within_s
     while processes_in(namespace) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -133,10 +138,10 @@ def gone(namespace: str, within_s: float = 10) -> bool:
 
 def check(sandbox: Sandbox, trap: Trap, name: str) -> None:
     before = time.monotonic()
-    result, namespace, held = run_watched(sandbox, trap.source(name))
-    assert not trap.sprung(result), (name, result)
-    assert gone(namespace), f"{name} left processes behind"
-    os.close(held)
+    result, namespace, descriptor = run_watched(sandbox, trap.source(name))
+    assert not trap.escapes(result), (name, result)
+    assert wait_until_gone(namespace), f"{name} left processes behind"
+    os.close(descriptor)
     assert time.monotonic() - before < 20
     assert result.stopped == STOPPED.get(name, result.stopped), (name, result)
     assert len(result.stdout) <= 64 << 10 and len(result.stderr) <= 64 << 10
@@ -200,7 +205,7 @@ def test_there_are_at_least_sixty_hostile_snippets():
 def test_the_traps_work(trap, name):
     """Without the container the same snippets succeed: the tests above can fail."""
     with pytest.warns(UserWarning, match="subprocess"), Sandbox(1, LIMITS, "subprocess") as weak:
-        assert trap.sprung(weak.run(trap.source(name)))
+        assert trap.escapes(weak.run(trap.source(name)))
 
 
 def test_result(sandbox):
@@ -298,7 +303,7 @@ def test_talk(sandbox):
 
 def test_more_to_import(sandbox, tmp_path):
     (tmp_path / "extra.py").write_text("value = 5")
-    tmp_path.chmod(0o755)  # the snippet's user is nobody's friend
+    tmp_path.chmod(0o755)  # the snippet runs as another user
     assert not sandbox.run("import extra").ok
     with Sandbox(1, LIMITS, paths=[tmp_path]) as wider:
         assert wider.run("import extra; print(extra.value)").stdout == "5\n"
@@ -351,7 +356,7 @@ def test_wrong_settings(sandbox):
 @needs_bwrap
 @pytest.mark.slow
 def test_a_worker_may_wait_long(monkeypatch):
-    monkeypatch.setattr("sharpen.sandbox.START_S", 5.0)
+    monkeypatch.setattr("sharpen.sandbox.worker.START_S", 5.0)
     with Sandbox(1) as sandbox:
         assert sandbox.run("1").ok
         time.sleep(6)
@@ -379,7 +384,7 @@ def test_nothing_survives_its_parent(tmp_path):
         namespaces = [each for each in parent.stdout.readline().split() if each != ours]
         assert len(namespaces) >= 3 and all(processes_in(each) for each in namespaces)
         os.kill(parent.pid, signal.SIGKILL)
-    assert all(gone(each) for each in namespaces)
+    assert all(wait_until_gone(each) for each in namespaces)
 
 
 def alive(pid: int) -> bool:
@@ -390,7 +395,8 @@ def alive(pid: int) -> bool:
 
 def check_thousands(calls: int) -> None:
     before = set(descendants(os.getpid()))
-    hang, limits = "while True: pass", Limits(wall_s=2, memory_mb=128)  # a busy machine may stall
+    hang = "while True: pass"
+    limits = Limits(wall_s=2, memory_mb=128)  # a busy machine may stall
     with Sandbox(4, limits) as sandbox:
         results = sandbox.run_many(
             [f"print({n})" if n % 100 else hang for n in range(calls)],
@@ -415,7 +421,7 @@ def test_ten_thousand_calls_leave_nothing():
 @needs_bwrap
 @pytest.mark.slow
 def test_overhead():
-    """At most 50 ms at the 95th percentile, in the best of some rounds: neighbours only add."""
+    """At most 50 ms at the 95th percentile, in the best of some rounds: other load only adds."""
     rounds: list[float] = []
     with Sandbox() as sandbox:
         while len(rounds) < 20 and min(rounds, default=1) > 0.05:
@@ -430,7 +436,10 @@ def timed(sandbox: Sandbox) -> float:
 
 
 def test_a_worker_that_cannot_start_is_an_error(sandbox, monkeypatch):
-    monkeypatch.setattr(Sandbox, "start", lambda self: (_ for _ in ()).throw(OSError(11, "busy")))
+    def fail(sandbox):
+        raise OSError(11, "busy")
+
+    monkeypatch.setattr(Sandbox, "_start_worker", fail)
     with Sandbox(1) as starved, pytest.raises(SharpenError, match="no worker can be started"):
         starved.run("1")
-    assert isinstance(sandbox.ready.queue[0], Worker)
+    assert isinstance(sandbox._ready.queue[0], Worker)

@@ -152,7 +152,7 @@ def test_a_coreset_is_trained_on_alone(pico_folder, data, tmp_path, capsys):
     gradient = {"coreset_strategy": "gradient", "dev_data": str(data)}
     rows = AgentSFTTrainer(settings.model_copy(update=gradient), tmp_path).prepare_datasets()
     assert len(rows.rows) == 8
-    with pytest.raises(SharpenError, match="dev_data says what to be useful for"):
+    with pytest.raises(SharpenError, match="coreset_strategy=gradient: needs dev_data"):
         AgentSFTTrainer(
             settings.model_copy(update={"coreset_strategy": "gradient"}), tmp_path
         ).prepare_datasets()

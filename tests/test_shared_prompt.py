@@ -27,7 +27,8 @@ ON_GPU = [pytest.mark.gpu, NO_GPU]
 def family(seed: int, prompt: int, rests: list[int]) -> list[Datum]:
     """Rows of one prompt, each with several trained stretches behind it."""
     chance = np.random.default_rng(seed)
-    begin, found = chance.integers(0, 250, prompt), []
+    begin = chance.integers(0, 250, prompt)
+    found = []
     for rest in rests:
         ids = np.concatenate([begin, chance.integers(0, 250, rest)]).astype(np.int32)
         mask = np.r_[np.zeros(prompt, bool), True, chance.random(rest - 1) < 0.6]
@@ -80,7 +81,8 @@ def test_trees(families, budget, chance):
     trees = shared_trees(rows, budget)
     assert sorted(i for tree in trees for i in tree) == list(range(len(rows)))
     for tree in ([rows[i] for i in tree] for tree in trees if len(tree) > 1):
-        begin, alone = tree[0].ids[: prompt_length(tree[0])], sum(len(row.ids) for row in tree)
+        begin = tree[0].ids[: prompt_length(tree[0])]
+        alone = sum(len(row.ids) for row in tree)
         assert all(np.array_equal(row.ids[: prompt_length(row)], begin) for row in tree)
         assert tree_length(tree, range(len(tree))) <= min(budget, 7 * alone / 8)
 
@@ -149,3 +151,9 @@ def test_where_the_place_in_the_line_matters_nothing_is_shared(pico_folder, sett
     assert shares_prompts(decoder) == shared
     del decoder.rotary_emb
     assert not shares_prompts(decoder)
+
+
+def test_a_line_of_one_row_without_padding():
+    arguments = packed_arguments([300], np.arange(300), "cpu")
+    assert arguments["row_ends"].tolist() == [0, 300]
+    assert arguments["longest_row"] >= 300

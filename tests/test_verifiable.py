@@ -12,9 +12,10 @@ import time
 
 import pytest
 
-from sharpen.rewards.code import code_in, problems, read_tests
+from sharpen.rewards.code import extract_code, read_tests, run_tests
 from sharpen.rewards.math import MathJudge, final_answer, math_answer, plain_number
-from sharpen.rewards.verifiable import VerifiableRewardCalculator, is_ordered
+from sharpen.rewards.verifiable import VerifiableRewardCalculator
+from sharpen.rewards.verifiers import is_ordered
 from sharpen.sandbox import Limits, Sandbox
 from sharpen.types import Message, RowError, Score, SharpenError, StopReason, Task, Trajectory, Turn
 
@@ -252,15 +253,15 @@ def test_gsm8k_gold(shared_data, calculator):
 
 
 def passed(sandbox: Sandbox, code: str, gold: dict, where: str = "") -> list[bool]:
-    return [not problem for problem in problems(sandbox, code, read_tests(gold, where))]
+    return [not problem for problem in run_tests(sandbox, code, read_tests(gold, where))]
 
 
 def test_which_block_is_the_answer():
     two = "```python\ndef f(x):\n    return x\n```\nUse it:\n```python\nprint(f(2))\n```"
-    assert code_in(two, ["f"]) == "def f(x):\n    return x\n"
-    assert code_in("def f(x): return x", ["f"]) == "def f(x): return x"
-    assert code_in("```\nf = abs\n```\n```bash\nls\n```", ["f"]) == "f = abs\n"
-    assert code_in("```py\ndef f(): pass", ["f"]) == "def f(): pass"
+    assert extract_code(two, ["f"]) == "def f(x):\n    return x\n"
+    assert extract_code("def f(x): return x", ["f"]) == "def f(x): return x"
+    assert extract_code("```\nf = abs\n```\n```bash\nls\n```", ["f"]) == "f = abs\n"
+    assert extract_code("```py\ndef f(): pass", ["f"]) == "def f(): pass"
 
 
 def test_kinds_of_tests(sandbox):
@@ -302,7 +303,7 @@ LIMIT = 7
         "assert total(10 ** 5000) == 10 ** 5000",
         "assert total(float('inf')) == float('inf')",
     ]
-    found = problems(sandbox, code, read_tests({"tests": tests}, ""))
+    found = run_tests(sandbox, code, read_tests({"tests": tests}, ""))
     assert not any(found), found
     wrong = [f"{test}\nassert False" for test in tests] + [
         "assert missing(1) == 1",

@@ -39,57 +39,60 @@ def pico(pico_folder) -> LocalPolicy:
 
 @pytest.fixture
 def server(pico):
-    with VLLMServer(pico) as found:
-        yield found
+    with VLLMServer(pico) as server:
+        yield server
 
 
 def connect(server: VLLMServer, pico: LocalPolicy, **more) -> VLLMPolicy:
     return VLLMPolicy(server.url, "pico", pico.renderer, limits=QUICK, **more)
 
 
-def agree(there, here) -> None:
-    assert [(t.ids, t.prompt_ids, t.message) for t in there] == [
-        (t.ids, t.prompt_ids, t.message) for t in here
-    ]
-    for one, other in zip(there, here, strict=True):
-        assert one.ids and one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+def check_equal_turns(remote_turns, local_turns) -> None:
+    """The same ids, prompts and messages; log-probabilities but for rounding."""
+    for remote, local in zip(remote_turns, local_turns, strict=True):
+        assert remote.ids == local.ids and remote.ids
+        assert remote.prompt_ids == local.prompt_ids
+        assert remote.message == local.message
+        assert remote.logprobs == pytest.approx(local.logprobs, abs=1e-5)
 
 
 def test_ids_and_logprobs_are_those_that_the_model_sampled(server, pico):
     """What comes back is, id for id, what the same model samples here."""
-    agree(connect(server, pico).respond(ASK, WARM), pico.respond(ASK, WARM))
+    check_equal_turns(connect(server, pico).respond(ASK, WARM), pico.respond(ASK, WARM))
     params = server.bodies[-1]["sampling_params"]
     assert params["stop_token_ids"] == sorted(pico.renderer.stop_ids) and params["ignore_eos"]
-    assert (
-        params["logprobs"] == 0 and len({b["sampling_params"]["seed"] for b in server.bodies}) == 7
-    )
+    assert params["logprobs"] == 0
+    seeds = {body["sampling_params"]["seed"] for body in server.bodies}
+    assert len(seeds) == len(ASK) + 1  # one per prompt, and that of the check at the start
 
 
 class Chat(OneTurn):
-    """Goes on for ever."""
+    """An environment that never ends the episode."""
 
     def step(self, message):
         return (Message("user", "and then?"),), None
 
 
 def test_episodes_go_on_from_sampled_ids_as_they_do_here(server, pico):
-    policy, tasks = connect(server, pico), [Task(str(i), f"Say {i}.") for i in range(5)]
+    policy = connect(server, pico)
+    tasks = [Task(str(i), f"Say {i}.") for i in range(5)]
     assert isinstance(policy, TokenPolicy)
     sampling = Sampling(60, 1.0, seed=2, stop=tuple("aeiou <>,.019"))
-    there, here = (rollout(p, tasks, Chat, sampling, max_turns=4) for p in (policy, pico))
-    assert max(len(trajectory.turns) for trajectory in there) == 4
-    for one, other in zip(there, here, strict=True):
-        agree(one.turns, other.turns)
-        for before, after in pairwise(one.turns):
+    remote_episodes = rollout(policy, tasks, Chat, sampling, max_turns=4)
+    local_episodes = rollout(pico, tasks, Chat, sampling, max_turns=4)
+    assert max(len(trajectory.turns) for trajectory in remote_episodes) == 4
+    for remote, local in zip(remote_episodes, local_episodes, strict=True):
+        check_equal_turns(remote.turns, local.turns)
+        for before, after in pairwise(remote.turns):
             known = before.prompt_ids + before.ids
             assert after.prompt_ids[: len(known)] == known
 
 
 def test_many_are_under_way_at_once(server, pico):
     policy = connect(server, pico)
-    server.wanted = len(ASK)
+    server.expected_under_way = len(ASK)
     policy.respond(ASK, WARM)
-    assert server.most == len(ASK)
+    assert server.most_under_way == len(ASK)
 
 
 def test_stop_strings_token_limits_and_full_contexts(server, pico):
@@ -116,7 +119,7 @@ def test_busy_servers_are_asked_again_and_dead_ones_given_up(server, pico):
 
 
 @pytest.mark.parametrize(
-    ("part", "value", "said"),
+    ("part", "value", "reason"),
     [
         ("finish_reason", "abort", "finish_reason 'abort'"),
         ("finish_reason", "stop", "ended the turn, which is no stop token here"),
@@ -124,14 +127,19 @@ def test_busy_servers_are_asked_again_and_dead_ones_given_up(server, pico):
         ("logprobs", None, "the answer cannot be read"),
     ],
 )
-def test_answers_that_would_train_wrongly_are_refused(server, pico, part, value, said):
+def test_answers_that_would_train_wrongly_are_refused(server, pico, part, value, reason):
     policy = connect(server, pico)
-    server.change = lambda answer: answer["choices"][0].update({part: value}) or answer
+
+    def change(answer):
+        answer["choices"][0][part] = value
+        return answer
+
+    server.change = change
     (turn,) = policy.respond(ASK[:1], WARM)
-    assert turn.stop is StopReason.POLICY_ERROR and said in turn.error and not turn.ids
+    assert turn.stop is StopReason.POLICY_ERROR and reason in turn.error and not turn.ids
 
 
-def adapter(folder: Path, text: str) -> Path:
+def write_adapter(folder: Path, text: str) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "adapter_config.json").write_text("{}")
     (folder / "adapter_model.safetensors").write_text(text)
@@ -139,7 +147,7 @@ def adapter(folder: Path, text: str) -> Path:
 
 
 def test_an_adapter_is_served_under_its_hash_and_must_have_changed(server, pico, tmp_path):
-    folder = adapter(tmp_path / "a", "one")
+    folder = write_adapter(tmp_path / "a", "one")
     policy = connect(server, pico, adapter=folder)
     first = policy.serving
     assert server.adapters == {first: str(folder)} and policy.digest[:16] in first
@@ -147,11 +155,11 @@ def test_an_adapter_is_served_under_its_hash_and_must_have_changed(server, pico,
         policy.load_adapter(folder)
     policy.respond(ASK[:1], WARM)
     assert server.bodies[-1]["model"] == first
-    second = policy.load_adapter(adapter(folder, "two"))
+    second = policy.load_adapter(write_adapter(folder, "two"))
     assert second != first and [*server.adapters] == [second]
     policy.submit(0, [1], WARM)
     with pytest.raises(SharpenError, match="answers are under way"):
-        policy.load_adapter(adapter(folder, "three"))
+        policy.load_adapter(write_adapter(folder, "three"))
     policy.advance()
     server.change = lambda answer: answer | {"model": "pico"}
     assert "'pico' answered" in policy.respond(ASK[:1], WARM)[0].error
@@ -160,7 +168,7 @@ def test_an_adapter_is_served_under_its_hash_and_must_have_changed(server, pico,
 def test_an_adapter_that_is_not_listed_is_an_error(server, pico, tmp_path):
     server.forgets = True
     with pytest.raises(SharpenError, match="does not list adapter pico-"):
-        connect(server, pico, adapter=adapter(tmp_path / "a", "one"))
+        connect(server, pico, adapter=write_adapter(tmp_path / "a", "one"))
     with pytest.raises(SharpenError, match=r"has no adapter_config.json"):
         connect(server, pico, adapter=tmp_path)
 
@@ -192,16 +200,16 @@ def test_a_server_that_is_killed_fails_its_samples_only(pico, pico_folder):
         assert process.stdout
         url = f"http://127.0.0.1:{process.stdout.readline().strip()}"
         policy = VLLMPolicy(url, "pico", pico.renderer, limits=QUICK)
-        agree(policy.respond(ASK, WARM), pico.respond(ASK, WARM))
+        check_equal_turns(policy.respond(ASK, WARM), pico.respond(ASK, WARM))
         for number in range(4):
             policy.submit(number, [1, 2], Sampling(1500, 1.0, seed=number))
         time.sleep(0.1)
     finally:
         process.kill()
         process.communicate()
-    found = {}
-    while len(found) < 4:
-        found |= dict(policy.advance())
-    assert StopReason.POLICY_ERROR in {sampled.stop for sampled in found.values()}
+    answers = {}
+    while len(answers) < 4:
+        answers |= dict(policy.advance())
+    assert StopReason.POLICY_ERROR in {sampled.stop for sampled in answers.values()}
     assert policy.respond(ASK[:1], WARM)[0].stop is StopReason.POLICY_ERROR
     policy.close()

@@ -1,6 +1,7 @@
-"""Strict typed configs: YAML and `key=value` overrides, merged by OmegaConf, checked by pydantic.
+"""Strict typed configs: YAML files and `key=value` overrides, checked by pydantic.
 
-Every wrong field is reported at once, on one line, with the nearest right name.
+All settings classes of the project derive from `Config`. Every wrong field is reported at once, on
+one line, with the nearest right name.
 """
 
 from __future__ import annotations
@@ -20,54 +21,66 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sharpen.types import SharpenError
 
-C = TypeVar("C", bound="Config")
+_MAX_SHOWN_VALUE = 60  # characters of a wrong value in an error message
+
+_ConfigT = TypeVar("_ConfigT", bound="Config")
 
 
 class ConfigError(SharpenError):
-    """A config that cannot be used; lists everything that is wrong with it."""
+    """A config that cannot be used. Lists everything that is wrong with it."""
 
 
-class ExplainedModel(type(BaseModel)):  # type: ignore[misc]
-    """Turns the errors of a direct `SomeConfig(…)` into ours. Nested configs are left to pydantic,
-    so that it can report the errors of all of them at once."""
+class _ExplainedModel(type(BaseModel)):  # type: ignore[misc]
+    """Turns pydantic's errors of a direct `SomeConfig(…)` into `ConfigError`.
+
+    Nested configs are left to pydantic, so that it can report the errors of all of them at once.
+    """
 
     def __call__(cls, *args: Any, **values: Any) -> Any:
         try:
             return super().__call__(*args, **values)
         except ValidationError as error:
-            raise ConfigError(f"{cls.__name__}: {explain(error, cls)}") from None  # type: ignore
+            message = _describe_validation_error(error, cls)  # type: ignore[arg-type]
+            raise ConfigError(f"{cls.__name__}: {message}") from None
 
 
-class Config(BaseModel, metaclass=ExplainedModel):
-    """Base of every config: unknown fields are errors, values do not change, wrong arguments raise
-    `ConfigError`."""
+class Config(BaseModel, metaclass=_ExplainedModel):
+    """Base class of every config.
+
+    Unknown fields are errors, values cannot be changed later, and wrong arguments raise
+    `ConfigError`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     def hash(self) -> str:
-        """Names this exact configuration in manifests and caches."""
+        """Returns a short hash that identifies this configuration in manifests and caches."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def load_config(cls: type[C], path: str | Path | None = None, overrides: Sequence[str] = ()) -> C:
-    """YAML file + `key=value` overrides → a checked config."""
+def load_config(
+    cls: type[_ConfigT], path: str | Path | None = None, overrides: Sequence[str] = ()
+) -> _ConfigT:
+    """Read a YAML file, apply `key=value` overrides and check the result."""
     return parse_config(cls, load_yaml(path, overrides), str(path or cls.__name__))
 
 
-def parse_config(cls: type[C], values: Any, where: str) -> C:
-    """Plain values → a checked config; all that is wrong is one line that starts with `where`."""
+def parse_config(cls: type[_ConfigT], values: Any, where: str) -> _ConfigT:
+    """Check plain values. All errors are reported in one line that starts with `where`."""
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected a mapping of settings, found {type(values).__name__}")
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {explain(error, cls)}") from None
+        raise ConfigError(f"{where}: {_describe_validation_error(error, cls)}") from None
 
 
 def load_yaml(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Any:
-    """YAML with `${…}` resolved and `key=value` overrides applied (values are YAML: `lora_r=8`,
-    `stages.0.model=pico`)."""
+    """Read a YAML file, apply `key=value` overrides and resolve `${…}`.
+
+    The values of overrides are YAML: `lora_r=8`, `stages.0.model=pico`.
+    """
     try:
         loaded = OmegaConf.create({}) if path is None else OmegaConf.create(read_yaml(path))
         for override in overrides:
@@ -81,7 +94,7 @@ def load_yaml(path: str | Path | None = None, overrides: Sequence[str] = ()) -> 
 
 
 def read_yaml(path: str | Path, loader: Any = yaml.SafeLoader) -> Any:
-    """A YAML file's plain values."""
+    """Returns the plain values of a YAML file; an empty file gives an empty dict."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -97,47 +110,69 @@ def read_yaml(path: str | Path, loader: Any = yaml.SafeLoader) -> Any:
         raise ConfigError(f"{where}: not YAML: {problem}") from None
 
 
-def explain(error: ValidationError, cls: type[BaseModel]) -> str:
-    """A pydantic error's complaints, one clause each; an unknown field with the nearest name."""
+def _describe_validation_error(error: ValidationError, cls: type[BaseModel]) -> str:
+    """Returns all problems in one line; an unknown field is shown with the nearest known name."""
     clauses = []
     for problem in error.errors(include_url=False):
-        place, text = problem["loc"], problem["msg"]
+        location = problem["loc"]
         if problem["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(str(place[-1]), field_names(cls, place[:-1]), n=1)
-            text = "unknown field" + (f", did you mean {near[0]!r}?" if near else "")
+            text = "unknown field"
+            known_fields = _field_names(cls, location[:-1])
+            nearest = difflib.get_close_matches(str(location[-1]), known_fields, n=1)
+            if nearest:
+                text += f", did you mean {nearest[0]!r}?"
         elif problem["type"] == "missing":
             text = "missing"
         else:
-            shown = repr(problem["input"])
-            shown = shown if len(shown) <= 60 else shown[:57] + "..."
-            text = f"{text[0].lower()}{text[1:]} (found {shown})"
-        clauses.append(f"{'.'.join(map(str, place)) or 'value'}: {text}")
+            value = repr(problem["input"])
+            if len(value) > _MAX_SHOWN_VALUE:
+                value = value[: _MAX_SHOWN_VALUE - 3] + "..."
+            message = problem["msg"]
+            text = f"{message[0].lower()}{message[1:]} (found {value})"
+        field = ".".join(str(part) for part in location) or "value"
+        clauses.append(f"{field}: {text}")
     return "; ".join(clauses)
 
 
-def field_names(cls: type[BaseModel], path: Sequence[Any]) -> list[str]:
-    """Fields of every model that `cls` may hold at `path`; a union's tag or an index is skipped."""
+def _field_names(cls: type[BaseModel], path: Sequence[str | int]) -> list[str]:
+    """Returns the fields of every model that `cls` may hold at `path`.
+
+    A part of the path that is no field, such as a list index or the tag of a union, is skipped.
+    """
     models: list[type[BaseModel]] = [cls]
     for part in path:
-        fields = [model.model_fields.get(str(part)) for model in models]
-        models = [m for field in fields if field for m in models_in(field.annotation)] or models
-    return sorted({name for model in models for name in model.model_fields})
+        nested: list[type[BaseModel]] = []
+        for model in models:
+            field = model.model_fields.get(str(part))
+            if field is not None:
+                nested += _models_in(field.annotation)
+        models = nested or models
+    names: set[str] = set()
+    for model in models:
+        names |= set(model.model_fields)
+    return sorted(names)
 
 
-def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The config classes that an annotation mentions, however deep."""
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Returns the config classes that an annotation mentions, at any depth."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [m for inner in getattr(annotation, "__args__", ()) for m in models_in(inner)]
+    models: list[type[BaseModel]] = []
+    for inner in getattr(annotation, "__args__", ()):
+        models += _models_in(inner)
+    return models
 
 
 def one_line(error: object) -> str:
-    """An exception's text without its line breaks."""
+    """Returns the text of an exception with every run of blanks and line breaks as one space."""
     return " ".join(str(error).split())
 
 
 def raised(error: BaseException) -> str:
-    """What a user's code raised, and where; our own errors say so themselves."""
+    """Describe an exception from a user's code: its type, its text, and the file and line.
+
+    The text of our own errors already says where they come from.
+    """
     if isinstance(error, SharpenError):
         return one_line(error)
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,7 +1,8 @@
-"""Tools: schemas from typed Python functions, calls checked against them, bounded execution.
+"""Tools: schemas from typed Python functions, checked calls, bounded execution.
 
-A call that is wrong, fails, hangs or answers with a gigabyte becomes a `ToolResult` with an error,
-never an exception: what a tool does is data for the policy and for the reward.
+Environments, rewards and data checks use this module. A call that is wrong, fails, hangs or answers
+with a gigabyte becomes a `ToolResult` with an error, never an exception: what a tool does is data
+for the policy and for the reward.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jsonschema_rs
@@ -28,21 +30,27 @@ from sharpen.config import one_line
 from sharpen.types import Json, Message, SharpenError, ToolCall, ToolSpec
 
 TIMEOUT_S = 10.0
-MAX_RESULT_BYTES = 64 << 10
-MOST_OPTIONS = 30  # values that an error names
-MAX_STUCK = 64  # threads cannot be killed; with more hanging calls the process is not healthy
+_MAX_RESULT_BYTES = 64 << 10
+_MAX_FAILURE_CHARS = 2000
+_MAX_OPTIONS = 30  # the most allowed values that an error message lists
+# Threads cannot be killed. With more hanging calls than this the process is not healthy.
+MAX_STUCK = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
+    """What a tool call gave: the text of the answer, or an error with its explanation."""
+
     content: str
     error: str = ""  # empty, or unknown_tool, invalid_argument, timeout, failed, not_json
     truncated: bool = False
 
     def message(self, call: ToolCall) -> Message:
-        """The tool message that answers `call`."""
-        failed = json.dumps({"error": self.error, "message": self.content}, ensure_ascii=False)
-        content = failed if self.error else self.content
+        """Returns the tool message that answers `call`."""
+        content = self.content
+        if self.error:
+            failure = {"error": self.error, "message": self.content}
+            content = json.dumps(failure, ensure_ascii=False)
         return Message("tool", content, name=call.name, tool_call_id=call.id)
 
 
@@ -54,34 +62,40 @@ class Tool:
         function: Callable[..., Any],
         name: str | None = None,
         timeout_s: float = TIMEOUT_S,
-        max_bytes: int = MAX_RESULT_BYTES,
+        max_bytes: int = _MAX_RESULT_BYTES,
     ):
-        self.function, self.timeout_s, self.max_bytes = function, timeout_s, max_bytes
-        self.arguments = argument_model(function)
-        summary, _ = split_docstring(function)
-        self.spec = ToolSpec(name or function.__name__, summary, parameters_schema(self.arguments))
+        self.function = function
+        self.timeout_s = timeout_s
+        self.max_bytes = max_bytes
+        self.arguments = _argument_model(function)
+        summary, _ = _parse_docstring(function)
+        schema = _parameters_schema(self.arguments)
+        self.spec = ToolSpec(name or function.__name__, summary, schema)
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
     def run(self, arguments: Json) -> ToolResult:
-        """Check, convert, execute with a time limit, and make the answer text of bounded size."""
+        """Check and convert the arguments, call within the time limit, and return bounded text."""
         problems = check_call(ToolCall(self.spec.name, arguments), self.spec)
         if problems:
             return ToolResult("; ".join(problems), "invalid_argument")
         try:
             values = self.arguments.model_validate(arguments)
         except ValidationError as error:
-            text = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-            return ToolResult(text, "invalid_argument")
-        given = {name: getattr(values, name) for name in type(values).model_fields}
-        outcome = call_with_limit(self.function, given, self.timeout_s)
+            for problem in error.errors():
+                location = ".".join(str(part) for part in problem["loc"])
+                problems.append(f"{location}: {problem['msg']}")
+            return ToolResult("; ".join(problems), "invalid_argument")
+        converted = {name: getattr(values, name) for name in type(values).model_fields}
+        outcome = call_with_limit(self.function, converted, self.timeout_s)
         if isinstance(outcome, TimeoutError):
             return ToolResult(f"no answer within {self.timeout_s:g} s", "timeout")
         if isinstance(outcome, BaseException):
-            return ToolResult(f"{type(outcome).__name__}: {one_line(outcome)}"[:2000], "failed")
-        return as_result(outcome, self.max_bytes)
+            text = f"{type(outcome).__name__}: {one_line(outcome)}"
+            return ToolResult(text[:_MAX_FAILURE_CHARS], "failed")
+        return _value_to_result(outcome, self.max_bytes)
 
 
 def tool(function: Callable[..., Any] | None = None, **settings: Any) -> Any:
@@ -90,23 +104,29 @@ def tool(function: Callable[..., Any] | None = None, **settings: Any) -> Any:
 
 
 def run_call(call: ToolCall, tools: Mapping[str, Tool]) -> ToolResult:
-    """Execute one call among the tools on offer."""
+    """Execute one call with one of the tools on offer."""
     if call.name in tools:
         return tools[call.name].run(call.arguments)
     return ToolResult(f"there is no tool {call.name!r}; tools: {', '.join(tools)}", "unknown_tool")
 
 
+# Users' own files ------------------------------------------------------------------------------
+
+
 def load_tools(path: str | Path) -> dict[str, Tool]:
-    """Every `@tool` of a Python file, by name."""
+    """Returns every `@tool` of a Python file, by name."""
     module = load_module(path)
-    found = [value for value in vars(module).values() if isinstance(value, Tool)]
-    if not found:
+    tools = [value for value in vars(module).values() if isinstance(value, Tool)]
+    if not tools:
         raise SharpenError(f"{path}: no function marked with @tool")
-    return {t.spec.name: t for t in found}
+    return {each.spec.name: each for each in tools}
 
 
 def load_object(reference: str) -> Any:
-    """`file.py:name` → the object: how a user's own tools, rewards and environments plug in."""
+    """Load the object that `file.py:name` names.
+
+    This is how a user's own tools, rewards and environments plug in.
+    """
     file, colon, name = reference.rpartition(":")
     if not colon or not file.endswith(".py"):
         raise SharpenError(f"{reference!r}: expected file.py:name")
@@ -116,7 +136,8 @@ def load_object(reference: str) -> Any:
     return getattr(module, name)
 
 
-def load_module(path: str | Path) -> Any:
+def load_module(path: str | Path) -> ModuleType:
+    """Execute a Python file as a module; what it raises becomes a one-line error."""
     path = Path(path)
     if not path.is_file():
         raise SharpenError(f"{path}: no such file")
@@ -140,102 +161,123 @@ def load_module(path: str | Path) -> Any:
 
 
 def check_call(call: ToolCall, spec: ToolSpec) -> list[str]:
-    """Every complaint about a call's arguments by its tool's schema; none when it is valid."""
+    """Returns every problem of a call's arguments with the schema of its tool."""
     try:
         validator = validator_for(json.dumps(spec.parameters, sort_keys=True))
     except (ValueError, RecursionError) as error:
-        return [f"schema of {spec.name}: {first_line(error)}"]
+        return [f"schema of {spec.name}: {_first_line(error)}"]
     return complaints(validator, call.arguments)
 
 
 def complaints(validator: Any, arguments: Json) -> list[str]:
-    """What a compiled schema has to say about some arguments."""
+    """Returns every problem of some arguments with a compiled schema."""
+    errors = []
     try:
         json.dumps(arguments, ensure_ascii=False).encode()  # refuses half a surrogate pair
-        errors = [] if validator.is_valid(arguments) else list(validator.iter_errors(arguments))
+        if not validator.is_valid(arguments):
+            errors = list(validator.iter_errors(arguments))
     except (TypeError, ValueError, RecursionError) as error:
-        return [f"not JSON: {first_line(error)}"]
-    places = [".".join(map(str, error.instance_path)) for error in errors]
-    pairs = zip(places, map(told, errors), strict=True)
-    return [f"{at}: {text}" if at else text for at, text in pairs]
+        return [f"not JSON: {_first_line(error)}"]
+    problems = []
+    for error in errors:
+        location = ".".join(str(part) for part in error.instance_path)
+        text = _describe_schema_error(error)
+        problems.append(f"{location}: {text}" if location else text)
+    return problems
 
 
-def told(error: Any) -> str:
-    """With all values that would have been right: who is told can choose again."""
+def _describe_schema_error(error: Any) -> str:
+    """Returns the text of a schema error, with the allowed values, so that a model can retry."""
     options = getattr(error.kind, "options", None)
-    if not isinstance(options, list) or len(options) > MOST_OPTIONS:
+    if not isinstance(options, list) or len(options) > _MAX_OPTIONS:
         return error.message
-    of = ", ".join(json.dumps(option, ensure_ascii=False) for option in options)
-    return f"{json.dumps(error.instance, ensure_ascii=False)} is not one of {of}"
+    allowed = ", ".join(json.dumps(option, ensure_ascii=False) for option in options)
+    return f"{json.dumps(error.instance, ensure_ascii=False)} is not one of {allowed}"
 
 
 def schema_problem(parameters: Json) -> str | None:
-    """Why a parameter schema cannot be used, or None. Remote references are never fetched."""
+    """Returns why a parameter schema cannot be used, or None. Fetches no remote reference."""
     try:
         validator_for(json.dumps(parameters, sort_keys=True))
     except (ValueError, TypeError, RecursionError) as error:
-        return first_line(error) or type(error).__name__
-    if cycle := recursive_ref(parameters):
+        return _first_line(error) or type(error).__name__
+    cycle = recursive_ref(parameters)
+    if cycle:
         return f"$ref {cycle!r} contains itself"
     declared = parameters.get("type", "object")
-    return None if declared == "object" else f"type: expected 'object', found {declared!r}"
-
-
-def recursive_ref(schema: Json) -> str | None:
-    """A local `$ref` that leads back to itself: a model cannot be shown such a schema in full."""
-    below: dict[str, list[str]] = {}
-    waiting = refs_in(schema)
-    while waiting:
-        if (ref := waiting.pop()) not in below:
-            target: Any = schema
-            for part in ref.split("/")[1:]:
-                target = target.get(part) if isinstance(target, dict) else None
-            below[ref] = refs_in(target)
-            waiting += below[ref]
-    try:
-        graphlib.TopologicalSorter(below).prepare()
-    except graphlib.CycleError as error:
-        return error.args[1][0]
+    if declared != "object":
+        return f"type: expected 'object', found {declared!r}"
     return None
 
 
-def refs_in(schema: Any) -> list[str]:
-    """Every local reference below a part of a schema."""
-    found, todo = [], [schema]
-    while todo:
-        value = todo.pop()
+def recursive_ref(schema: Json) -> str | None:
+    """Returns a local `$ref` that leads back to itself, or None.
+
+    A model cannot be shown such a schema in full.
+    """
+    refs_below: dict[str, list[str]] = {}
+    pending = _local_refs(schema)
+    while pending:
+        ref = pending.pop()
+        if ref in refs_below:
+            continue
+        target: Any = schema
+        for part in ref.split("/")[1:]:
+            target = target.get(part) if isinstance(target, dict) else None
+        refs_below[ref] = _local_refs(target)
+        pending += refs_below[ref]
+    try:
+        graphlib.TopologicalSorter(refs_below).prepare()
+    except graphlib.CycleError as error:
+        cycle = error.args[1]
+        return cycle[0]
+    return None
+
+
+def _local_refs(schema: Any) -> list[str]:
+    """Returns every local reference at any depth of a part of a schema."""
+    refs = []
+    pending = [schema]
+    while pending:
+        value = pending.pop()
         if isinstance(value, dict):
             ref = value.get("$ref")
-            found += [ref] if isinstance(ref, str) and ref.startswith("#") else []
-            value = list(value.values())
-        todo += value if isinstance(value, list) else []
-    return found
+            if isinstance(ref, str) and ref.startswith("#"):
+                refs.append(ref)
+            pending += value.values()
+        elif isinstance(value, list):
+            pending += value
+    return refs
 
 
 @functools.lru_cache(maxsize=4096)
 def validator_for(schema_text: str) -> Any:
-    """A compiled validator. The linear-time regex engine cannot be made to hang by a pattern."""
-    schema, patterns = json.loads(schema_text), jsonschema_rs.RegexOptions()
+    """Compile a JSON schema. Its patterns run in linear time, so none can make a check hang."""
     return jsonschema_rs.validator_for(
-        schema, retriever=refuse_remote, pattern_options=patterns, validate_formats=True
+        json.loads(schema_text),
+        retriever=_refuse_remote_ref,
+        pattern_options=jsonschema_rs.RegexOptions(),  # the linear-time engine
+        validate_formats=True,
     )
 
 
-def refuse_remote(uri: str) -> Any:
+def _refuse_remote_ref(uri: str) -> Any:
+    """Raise in place of fetching a remote reference."""
     raise ValueError(f"remote $ref {uri} is refused")
 
 
-def first_line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
+    """Returns the text of an exception up to its first line break."""
     return str(error).split("\n", 1)[0]
 
 
 # A schema from a signature ---------------------------------------------------------------------
 
 
-def argument_model(function: Callable[..., Any]) -> type[BaseModel]:
-    """A pydantic model of a function's parameters, with descriptions from its docstring."""
+def _argument_model(function: Callable[..., Any]) -> type[BaseModel]:
+    """Returns a pydantic model of a function's parameters, described by its docstring."""
     name = getattr(function, "__name__", repr(function))
-    _, documented = split_docstring(function)
+    _, descriptions = _parse_docstring(function)
     hints = typing.get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
@@ -244,47 +286,60 @@ def argument_model(function: Callable[..., Any]) -> type[BaseModel]:
         if parameter.name not in hints:
             raise SharpenError(f"tool {name}: parameter {parameter.name!r} needs a type")
         default = ... if parameter.default is parameter.empty else parameter.default
-        description = documented.get(parameter.name)
-        fields[parameter.name] = (hints[parameter.name], Field(default, description=description))
+        field = Field(default, description=descriptions.get(parameter.name))
+        fields[parameter.name] = (hints[parameter.name], field)
     return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
 
 
-def parameters_schema(arguments: type[BaseModel]) -> Json:
-    """The JSON schema as function-calling models expect it: no titles, references put in place."""
+def _parameters_schema(arguments: type[BaseModel]) -> Json:
+    """Returns the JSON schema as function-calling models expect it.
+
+    Titles are left out, and references are replaced by what they refer to.
+    """
     schema = arguments.model_json_schema()
     definitions = schema.pop("$defs", {})
 
-    def inline(value: Any, inside: tuple[str, ...] = ()) -> Any:
+    def inline(value: Any, parents: tuple[str, ...] = ()) -> Any:
         if isinstance(value, list):
-            return [inline(item, inside) for item in value]
+            return [inline(item, parents) for item in value]
         if not isinstance(value, dict):
             return value
         if "$ref" in value:
             target = value["$ref"].rsplit("/", 1)[-1]
-            if target in inside:
+            if target in parents:
                 raise SharpenError(f"tool {arguments.__name__}: type {target} contains itself")
-            rest = {k: v for k, v in value.items() if k != "$ref"}
-            return inline(definitions[target], (*inside, target)) | rest
-        return {
-            key: {name: inline(item, inside) for name, item in item_map.items()}
-            if key == "properties"
-            else inline(item_map, inside)
-            for key, item_map in value.items()
-            if key != "title" or not isinstance(item_map, str)
-        }
+            siblings = {key: item for key, item in value.items() if key != "$ref"}
+            return inline(definitions[target], (*parents, target)) | siblings
+        inlined = {}
+        for key, item in value.items():
+            if key == "title" and isinstance(item, str):
+                continue
+            if key == "properties":  # its keys are parameters, which may be called "title"
+                inlined[key] = {name: inline(part, parents) for name, part in item.items()}
+            else:
+                inlined[key] = inline(item, parents)
+        return inlined
 
     return inline(schema)
 
 
-def split_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """A docstring's summary and its parameters (Google `Args:` or `:param x:` style)."""
+def _parse_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """Returns a docstring's summary and the descriptions of its parameters.
+
+    It reads Google style (`Args:`) and `:param x:`.
+    """
     text = inspect.getdoc(function) or ""
-    head = re.split(r"(?m)^\s*(?:Args|Arguments|Parameters|Returns|Raises|Yields):|^\s*:", text)[0]
-    described = re.findall(r"(?ms)^\s*:param (\w+):\s*(.+?)(?=^\s*:|\Z)", text)
-    if section := re.search(r"(?ms)^(?:Args|Arguments|Parameters):\n(.+?)(?=^\S|\Z)", text):
+    summary = re.split(r"(?m)^\s*(?:Args|Arguments|Parameters|Returns|Raises|Yields):|^\s*:", text)[
+        0
+    ]
+    entries = re.findall(r"(?ms)^\s*:param (\w+):\s*(.+?)(?=^\s*:|\Z)", text)
+    section = re.search(r"(?ms)^(?:Args|Arguments|Parameters):\n(.+?)(?=^\S|\Z)", text)
+    if section:
+        # `name: text` or `name (type): text`, until the next such line
         entry = r"(?ms)^ {2,8}(\w+)(?: *\([^)]*\))?:\s*(.+?)(?=^ {2,8}\w+(?: *\([^)]*\))?:|\Z)"
-        described += re.findall(entry, section[1])
-    return " ".join(head.split()), {name: " ".join(about.split()) for name, about in described}
+        entries += re.findall(entry, section[1])
+    descriptions = {name: one_line(description) for name, description in entries}
+    return one_line(summary), descriptions
 
 
 # Bounded execution -----------------------------------------------------------------------------
@@ -293,9 +348,13 @@ _stuck: set[threading.Thread] = set()
 
 
 def call_with_limit(function: Callable[..., Any], values: Json, timeout_s: float) -> Any:
-    """Call in a daemon thread and wait so long; returns the value, or the exception that came. A
-    hanging call is left behind and counted. Code that is not trusted belongs in the sandbox."""
-    _stuck.difference_update([t for t in _stuck if not t.is_alive()])
+    """Call a function in a daemon thread and wait at most `timeout_s`.
+
+    Returns the value, or the exception that was raised; a `TimeoutError` when nothing came. A
+    hanging call is left behind and counted. Code that is not trusted belongs in the sandbox.
+    """
+    finished = [thread for thread in _stuck if not thread.is_alive()]
+    _stuck.difference_update(finished)
     if len(_stuck) >= MAX_STUCK:
         raise SharpenError(f"{len(_stuck)} tool calls hang at once; fix the tool or isolate it")
     outcome: list[Any] = []
@@ -318,8 +377,8 @@ def call_with_limit(function: Callable[..., Any], values: Json, timeout_s: float
     return outcome[0]
 
 
-def as_result(value: Any, max_bytes: int) -> ToolResult:
-    """A tool's return value as text: a string as it is, all else as JSON; cut to `max_bytes`."""
+def _value_to_result(value: Any, max_bytes: int) -> ToolResult:
+    """Returns a tool's value as text: a string as it is, all else as JSON; cut to `max_bytes`."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
     try:
@@ -329,5 +388,5 @@ def as_result(value: Any, max_bytes: int) -> ToolResult:
         return ToolResult(f"the tool's answer is not JSON: {one_line(error)}", "not_json")
     if len(encoded) <= max_bytes:
         return ToolResult(text)
-    kept = encoded[:max_bytes].decode("utf-8", "ignore")
-    return ToolResult(f"{kept}\n[cut: {max_bytes} of {len(encoded)} bytes]", truncated=True)
+    start = encoded[:max_bytes].decode("utf-8", "ignore")
+    return ToolResult(f"{start}\n[cut: {max_bytes} of {len(encoded)} bytes]", truncated=True)

@@ -1,9 +1,11 @@
-"""Every noun of the system, and the protocols that the layers above hand to the layers below.
+"""The data types that all modules share, and the protocols that connect them.
 
-A foreign file becomes `Dialog`s. A `Dialog` is rendered into a `Datum` (ids with a loss mask). A
-`Policy` walks `Task`s through an `Environment` and leaves `Trajectory`s, which a `Reward` scores
-and which become `Datum`s again, with exactly the ids that were sampled. Rows are frozen; what is
-done with them lives elsewhere.
+A foreign file becomes `Dialog`s. A `Dialog` is rendered into a `Datum`: token ids with a loss mask.
+A `Policy` walks `Task`s through an `Environment` and produces `Trajectory`s. A `Reward` scores
+them, and they become `Datum`s again, with exactly the ids that were sampled.
+
+All rows are frozen dataclasses without behaviour. The functions that work on them live in the
+modules above.
 """
 
 from __future__ import annotations
@@ -22,28 +24,29 @@ Json = dict[str, Any]
 
 
 class SharpenError(Exception):
-    """Wrong input or a missing part. Its text is one line that says what, where and what to do
-    about it."""
+    """Wrong input or a missing part.
+
+    The text is one line: where the problem is, what is wrong, and what to do about it.
+    """
 
 
 class RowError(SharpenError):
-    """One row of a file is wrong. `where` is `file:line` or the row's id, so that the row can be
-    found and kept apart."""
+    """One row of a file is wrong. `where` is `file:line` or the id of the row."""
 
     def __init__(self, where: str, reason: str):
         super().__init__(f"{where}: {reason}" if where else reason)
-        self.where, self.reason = where, reason
+        self.where = where
+        self.reason = reason
 
 
 class StopReason(StrEnum):
     """Why a turn or an episode ended. A failure is data, not an exception."""
 
-    ANSWERED = (
-        "answered"  # the assistant spoke without calling a tool, or the environment was satisfied
-    )
+    # the assistant answered without calling a tool, or the environment was satisfied
+    ANSWERED = "answered"
     TOKENS = "tokens"  # the turn reached its token limit
     TURNS = "turns"  # the episode reached its turn limit
-    CONTEXT = "context"  # the next prompt would not fit the model
+    CONTEXT = "context"  # the next prompt would not fit the model's context
     TIMEOUT = "timeout"  # a tool or the episode took too long
     TOOL_ERROR = "tool_error"  # a tool failed in a way that ends the episode
     ENVIRONMENT_ERROR = "environment_error"
@@ -53,6 +56,8 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
+    """A call that the assistant made. `id` is set only where a server or a file gave one."""
+
     name: str
     arguments: Json = field(default_factory=dict)
     id: str = ""
@@ -60,8 +65,10 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class UnparsedToolCall:
-    """Text between tool-call markers that is not a call: kept, so that a reward can see it and a
-    reader can debug it."""
+    """Text between tool-call markers that is not a valid call.
+
+    It is kept so that a reward can penalise it and a reader can debug it.
+    """
 
     raw: str
     reason: str
@@ -69,17 +76,21 @@ class UnparsedToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
+    """One message of a dialog, as in the OpenAI chat format."""
+
     role: Role
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     unparsed: tuple[UnparsedToolCall, ...] = ()
-    name: str = ""  # on a tool message: which tool answered
+    name: str = ""  # of a tool message: the tool that answered
     tool_call_id: str = ""
-    trained: bool = True  # an assistant's message that is not is there to be read: a mistake, say
+    trained: bool = True  # False: an assistant message that carries no loss, such as a mistake
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
+    """A tool as the model sees it. `parameters` is a JSON schema."""
+
     name: str
     description: str = ""
     parameters: Json = field(default_factory=lambda: {"type": "object", "properties": {}})
@@ -87,6 +98,8 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class Dialog:
+    """A conversation and the tools on offer in it."""
+
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
     id: str = ""
@@ -96,7 +109,7 @@ class Dialog:
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """Two continuations of one prompt, the first better than the second."""
+    """Two continuations of one prompt: `chosen` is better than `rejected`."""
 
     prompt: tuple[Message, ...]
     chosen: tuple[Message, ...]
@@ -110,8 +123,10 @@ class Preference:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Something to be done and how to tell that it was: `gold` is read by the reward of the task's
-    `kind`, by nobody else."""
+    """An instruction, and in `gold` how to check the result.
+
+    Only the reward of the task's `kind` reads `gold`.
+    """
 
     id: str
     instruction: str
@@ -119,27 +134,30 @@ class Task:
     gold: Json = field(default_factory=dict)
     kind: str = ""
     difficulty: str = ""
-    context: tuple[Message, ...] = ()  # what was said before the instruction
+    context: tuple[Message, ...] = ()  # messages before the instruction
     metadata: Json = field(default_factory=dict)
 
     @property
     def messages(self) -> tuple[Message, ...]:
+        """The messages of the first prompt: the context, then the instruction from the user."""
         return (*self.context, Message("user", self.instruction))
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
+    """How a turn is sampled."""
+
     max_tokens: int = 256
     temperature: float = 0.0  # 0 is greedy
     top_p: float = 1.0
     seed: int = 0
-    stop: tuple[str, ...] = ()
-    constrained: bool = False  # calls must parse and fit the schema of a tool on offer
+    stop: tuple[str, ...] = ()  # a turn also ends when its text contains one of these
+    constrained: bool = False  # tool calls must parse and fit the schema of a tool on offer
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What was sampled behind one prompt: ids, and the log-probability of each."""
+    """The token ids sampled after one prompt, with the log-probability of each."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -149,23 +167,28 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One assistant turn. `prompt_ids` and `ids` are what the model saw and sampled; text is never
-    tokenised again."""
+    """One assistant turn and the environment's answer to it.
+
+    `prompt_ids` and `ids` are exactly what the model saw and sampled. Their text is never tokenised
+    again.
+    """
 
     message: Message
     stop: StopReason = StopReason.ANSWERED
     prompt_ids: tuple[int, ...] = ()
     ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
-    results: tuple[Message, ...] = ()  # what the environment answered
+    results: tuple[Message, ...] = ()  # the messages that the environment answered with
     reward: float = 0.0
-    error: str = ""  # why, when `stop` is a failure
+    error: str = ""  # the reason, when `stop` is a failure
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A reward's verdict: `value` is what trains and what is reported; `parts` say where it came
-    from."""
+    """The verdict of a reward.
+
+    `value` is trained on and reported. `parts` holds the components that it was computed from.
+    """
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -174,6 +197,8 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
+    """One episode: the turns that a policy took on a task, and why it ended."""
+
     task_id: str
     turns: tuple[Turn, ...]
     stop: StopReason
@@ -183,33 +208,40 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Datum:
-    """Token ids and which of them carry loss. `mask[t]` speaks of `ids[t]` itself, not of the
-    position that predicts it."""
+    """Token ids and which of them carry loss.
+
+    `mask[t]` is about `ids[t]` itself, not about the position that predicts it.
+    """
 
     ids: np.ndarray  # int32 [T]
     mask: np.ndarray  # bool [T]
     id: str = ""
     task_type: str = ""
-    weight: float | np.ndarray = 1.0  # of its trained tokens: one for all, or one each
-    columns: Mapping[str, np.ndarray] = field(default_factory=dict)  # one value a trained token
+    weight: float | np.ndarray = 1.0  # loss weight: one for all trained tokens, or one per token
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)  # one value per trained token
 
 
 class Policy(Protocol):
-    """Whatever can take the assistant's next turn: a local model, a server, a scripted stand-in, a
-    simulated user."""
+    """Anything that can take the assistant's next turn.
+
+    A local model, a server, a scripted stand-in or a simulated user.
+    """
 
     def respond(self, dialogs: Sequence[Dialog], sampling: Sampling) -> list[Turn]: ...
 
 
 @runtime_checkable
 class TokenPolicy(Protocol):
-    """A policy that goes from ids to ids, with any number of prompts under way. `advance` works on
-    until some are answered; the next prompt of the same key may begin with the last one and its
-    answer, which are then not computed again. `forget` makes what comes independent of what was, to
-    the last bit."""
+    """A policy that works on token ids and has many prompts under way at once.
+
+    `submit` queues a prompt under a key. `advance` samples until at least one prompt is answered.
+    The next prompt of the same key may begin with the previous prompt and its answer; these tokens
+    are then not computed again. `forget` makes later answers independent of earlier ones, to the
+    last bit.
+    """
 
     renderer: Any
-    rows: int  # so many may be under way without getting in each other's way
+    rows: int  # prompts that can be under way at once without slowing each other down
     idle: bool  # nothing is under way
 
     def submit(
@@ -222,7 +254,10 @@ class TokenPolicy(Protocol):
 
 
 class Environment(Protocol):
-    """A world that a policy acts in, one episode at a time."""
+    """A world that a policy acts in, one episode at a time.
+
+    `step` returns the answer to an assistant message, and a stop reason when the episode ends.
+    """
 
     def reset(self, task: Task) -> Dialog: ...
 
@@ -230,16 +265,18 @@ class Environment(Protocol):
 
 
 class Reward(Protocol):
+    """Scores a trajectory by the gold of its task."""
+
     def score(self, task: Task, trajectory: Trajectory) -> Score: ...
 
 
 class Encoder(Protocol):
-    """Texts → one unit-length row each."""
+    """Embeds texts: one unit-length row per text."""
 
     def encode(self, texts: Sequence[str]) -> np.ndarray: ...
 
 
 class Scorer(Protocol):
-    """Dialogs → one loss each, from a real model."""
+    """Computes one loss per dialog with a real model."""
 
     def losses(self, dialogs: Sequence[Dialog]) -> list[float]: ...

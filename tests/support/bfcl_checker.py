@@ -16,15 +16,17 @@ from bfcl_eval.eval_checker.ast_eval.ast_checker import ast_checker  # noqa: E40
 
 
 def verdict(case):
-    language, category = Language(case["language"]), case["category"]
-    found = [{call["name"]: call["arguments"]} for call in case["predicted"]]
+    """True or False, or why the checker raised."""
+    language = Language(case["language"])
+    category = case["category"]
+    calls = [{call["name"]: call["arguments"]} for call in case["predicted"]]
     try:
-        answer = ast_checker(case["functions"], found, case["answers"], language, category, "plain")
+        answer = ast_checker(case["functions"], calls, case["answers"], language, category, "plain")
         return answer["valid"]
     except Exception as error:
         return f"raised {type(error).__name__}: {error}"
 
 
-said = sys.stdout
+output = sys.stdout
 sys.stdout = sys.stderr  # the checker prints now and then
-json.dump([verdict(case) for case in json.load(sys.stdin)], said)
+json.dump([verdict(case) for case in json.load(sys.stdin)], output)

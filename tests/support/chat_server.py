@@ -1,5 +1,4 @@
-"""A little OpenAI-compatible server on loopback for tests: scripted replies, or a policy behind
-it."""
+"""A small OpenAI-compatible server on loopback for tests; a script or a policy replies."""
 
 from __future__ import annotations
 
@@ -16,12 +15,15 @@ from sharpen.types import Sampling, StopReason
 
 
 def completion(content: str | None, calls: Any = None, finish: str = "stop") -> dict:
-    message = {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
+    """Returns the JSON of a chat completion."""
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if calls:
+        message["tool_calls"] = calls
     return {"choices": [{"index": 0, "message": message, "finish_reason": finish}]}
 
 
 def served_by(policy: Any) -> Callable[[dict, int], dict]:
-    """A policy as what the server says; one request at a time, as a model on one device is."""
+    """Returns a reply function that asks a policy, one request at a time."""
     lock = threading.Lock()
 
     def reply(body: dict, number: int) -> dict:
@@ -36,50 +38,62 @@ def served_by(policy: Any) -> Callable[[dict, int], dict]:
 
 
 class ChatServer:
-    """`reply(body, number)` gives a completion, `(status, headers, text)`, "drip" or None (cuts the
-    connection)."""
+    """A server that answers with `reply(body, number)`, or with a policy.
+
+    A reply is a completion, `(status, headers, text)`, "drip" (one byte at a time, for seconds), or
+    None, which cuts the connection.
+    """
 
     def __init__(self, reply: Any):
         self.reply = served_by(reply) if hasattr(reply, "respond") else reply
-        self.bodies, self.headers, self.paths, self.times = [], [], [], []
+        # one entry per request
+        self.bodies: list[dict] = []
+        self.headers: list[dict] = []
+        self.paths: list[str] = []
+        self.times: list[float] = []
         self.lock = threading.Lock()
-        outer = self
+        chat_server = self
 
-        class Talk(BaseHTTPRequestHandler):
+        class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with outer.lock:
-                    number = len(outer.bodies)
-                    outer.bodies.append(body)
-                    outer.headers.append(dict(self.headers))
-                    outer.paths.append(self.path)
-                    outer.times.append(time.monotonic())
+                with chat_server.lock:
+                    number = len(chat_server.bodies)
+                    chat_server.bodies.append(body)
+                    chat_server.headers.append(dict(self.headers))
+                    chat_server.paths.append(self.path)
+                    chat_server.times.append(time.monotonic())
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    self.answer(outer.reply(body, number))
+                    self.answer(chat_server.reply(body, number))
 
             def answer(self, reply: Any) -> None:
                 if reply is None:
                     return
-                drip = reply == "drip"
-                status, headers, text = (200, {}, " " * 60) if drip else (0, {}, "")
+                if reply == "drip":
+                    self.send_head(200, {}, 60)
+                    for _ in range(60):
+                        self.wfile.write(b" ")
+                        self.wfile.flush()
+                        time.sleep(0.1)
+                    return
                 if isinstance(reply, dict):
-                    status, headers, text = 200, {}, json.dumps(reply)
-                elif not drip:
-                    status, headers, text = reply
+                    reply = (200, {}, json.dumps(reply))
+                status, headers, text = reply
                 data = text.encode()
+                self.send_head(status, headers, len(data))
+                self.wfile.write(data)
+
+            def send_head(self, status: int, headers: dict, length: int) -> None:
                 self.send_response(status)
-                for name, value in (headers | {"Content-Length": str(len(data))}).items():
+                for name, value in headers.items():
                     self.send_header(name, value)
+                self.send_header("Content-Length", str(length))
                 self.end_headers()
-                for start in range(0, len(data), 1 if drip else len(data) or 1):
-                    self.wfile.write(data[start : start + (1 if drip else len(data))])
-                    self.wfile.flush()
-                    time.sleep(0.1 if drip else 0)
 
             def log_message(self, *values: Any) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Talk)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
         self.server.block_on_close = False
         self.url = f"http://127.0.0.1:{self.server.server_port}/v1"

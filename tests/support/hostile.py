@@ -1,9 +1,11 @@
-"""Snippets that try to get out, in, or in the way, by name. What one gets it says on its standard
-output as `GOT …`; none may get anything.
+"""Hostile snippets for the sandbox tests, by name.
 
-`{host}` is a folder of the host that must stay empty, `{secret}` a text that stands in the file
-`{secret_file}` and in the environment, `{port}` a port on which the host listens, `{abstract}` and
-`{unix}` are listening Unix sockets, `{pid}` is the pool's process. `call(n, …)` is a system call.
+A snippet that reaches something forbidden prints `GOT …`. None may print that.
+
+Placeholders: `{host}` is a folder of the host that must stay empty, `{secret}` a text that is in
+the file `{secret_file}` and in the environment, `{port}` a port on which the host listens,
+`{abstract}` and `{unix}` are listening Unix sockets, and `{pid}` is the process of the pool.
+`call(n, …)` makes the system call with number n.
 """
 
 from __future__ import annotations
@@ -502,16 +504,19 @@ os._exit(7)
 """
 
 
-def named(text: str) -> dict[str, str]:
+def split_by_name(text: str) -> dict[str, str]:
+    """Cut a text at its `## name` lines; returns the snippets by name."""
     parts = re.split(r"(?m)^## (\w+)\n", text)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+    names = parts[1::2]
+    snippets = parts[2::2]
+    return dict(zip(names, snippets, strict=True))
 
 
-ALL = named(QUICK + FILES + NETWORK + PROCESSES + KERNEL + RESOURCES)
+ALL = split_by_name(QUICK + FILES + NETWORK + PROCESSES + KERNEL + RESOURCES)
 
 
 def source(name: str, **places: object) -> str:
-    """The snippet with its places filled in."""
+    """Returns the program of a snippet, with its placeholders filled in."""
     body = ALL[name]
     for place, value in places.items():
         body = body.replace(f"{{{place}}}", str(value))

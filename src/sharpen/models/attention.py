@@ -107,8 +107,9 @@ def packed_arguments(
     ends = np.cumsum([0, *lengths, padding] if padding else [0, *lengths])
     # where the rows of each prompt begin and end, all rows of a prompt together
     rest_ends = ends[len(trees) + np.cumsum([0, *trees])]
+    row_lengths = np.concatenate([np.diff(ends), np.diff(rest_ends)])
     longest = _LONGEST_ROW
-    while longest < max(*np.diff(ends), *np.diff(rest_ends)):
+    while longest < row_lengths.max():
         longest *= 2
     arguments: dict[str, Any] = {"longest_row": longest, "attention_mask": no_mask(device)}
     if trees:

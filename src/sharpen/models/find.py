@@ -117,7 +117,7 @@ def _find_on_hub(name: str, pull: bool) -> str:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    patterns = list(_DOWNLOADED_FILES)
+    patterns: list[str] = list(_DOWNLOADED_FILES)
     try:
         return snapshot_download(name, allow_patterns=patterns, local_files_only=True)
     except LocalEntryNotFoundError:

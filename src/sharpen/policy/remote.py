@@ -1,7 +1,8 @@
-"""A policy behind any OpenAI-compatible server: chat completions with tools, several at a time.
+"""A policy over any OpenAI-compatible server: chat completions with tools, many at a time.
 
-What the server refuses, breaks or never answers becomes a turn with `StopReason.POLICY_ERROR` and
-its reason. The key is read from the environment when it is needed and is kept nowhere.
+Evaluation uses `RemotePolicy`, and a judge may. The vLLM policy shares the request functions. When
+a server refuses a request, breaks off or never answers, the turn gets `StopReason.POLICY_ERROR` and
+the reason. The API key is read from the environment for each use and never stored.
 """
 
 from __future__ import annotations
@@ -16,181 +17,260 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from email.utils import mktime_tz, parsedate_tz
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
 from pydantic import Field
 
-from sharpen import types
 from sharpen.calls import assistant_text, compact_json, parse_message
 from sharpen.config import Config, one_line
 from sharpen.rows import call_from_wire, message_from_wire, message_to_wire, tool_to_wire
-from sharpen.types import Dialog, Json, Message, Sampling, SharpenError, StopReason, Turn
+from sharpen.types import (
+    Dialog,
+    Json,
+    Message,
+    RowError,
+    Sampling,
+    SharpenError,
+    StopReason,
+    ToolCall,
+    Turn,
+    UnparsedToolCall,
+)
 
-AGAIN = {408, 409, 425, 429, *range(500, 600)}  # the same request may succeed later
-BROKEN = (LookupError, TypeError, ValueError, AttributeError, RecursionError, types.RowError)
+# HTTP statuses after which the same request may succeed later
+_RETRY_STATUSES = {408, 409, 425, 429, *range(500, 600)}
+# what reading a malformed answer can raise
+_READ_ERRORS = (LookupError, TypeError, ValueError, AttributeError, RecursionError, RowError)
+_MAX_REASON = 500  # characters of a failure's reason
+
+_Answer = TypeVar("_Answer")
 
 
 class RemoteLimits(Config):
-    """How hard a server is pressed, and how long it is waited for."""
+    """How many requests a server gets at once, and how long they may take."""
 
     concurrency: int = Field(8, ge=1)
     attempts: int = Field(4, ge=1)
-    timeout_s: float = Field(60.0, gt=0)  # one request, from its first byte to the answer's last
-    backoff_s: float = Field(0.5, ge=0)  # before the second attempt; doubled before each later one
-    longest_wait_s: float = Field(30.0, ge=0)  # a server that asks for more patience is given up
+    timeout_s: float = Field(60.0, gt=0)  # one request, until the last byte of its answer
+    backoff_s: float = Field(0.5, ge=0)  # before the second attempt; doubled for each later one
+    longest_wait_s: float = Field(30.0, ge=0)  # give up on a server that asks for a longer wait
 
 
-class Refused(Exception):
-    """One attempt came to nothing: why, and how long the next one has to wait at least."""
+class RequestFailed(Exception):
+    """One attempt failed. `min_wait_s` is how long the next one has to wait at least."""
+
+    def __init__(self, reason: str, min_wait_s: float):
+        super().__init__(reason, min_wait_s)
+        self.reason = reason
+        self.min_wait_s = min_wait_s
 
 
 class RemotePolicy:
-    """`base_url` as OpenAI clients take it (`http://host:8000/v1`); `api_key_env` names the
-    variable that holds the key."""
+    """A policy over the chat completions route of a server.
+
+    `base_url` is what OpenAI clients take (`http://host:8000/v1`). `api_key_env` names the
+    environment variable that holds the key.
+    """
 
     def __init__(
         self, base_url: str, model: str, api_key_env: str = "", limits: RemoteLimits | None = None
     ):
-        root = checked_url(base_url)
-        root += "" if urlsplit(root).path.strip("/") else "/v1"
-        self.url, self.model, self.api_key_env = f"{root}/chat/completions", model, api_key_env
+        root = check_base_url(base_url)
+        if not urlsplit(root).path.strip("/"):
+            root += "/v1"
+        self.url = f"{root}/chat/completions"
+        self.model = model
+        self.api_key_env = api_key_env
         self.limits = limits or RemoteLimits()
 
     def respond(self, dialogs: Sequence[Dialog], sampling: Sampling) -> list[Turn]:
-        with ThreadPoolExecutor(1) as pool:  # the caller, such as a notebook, may run its own loop
-            return pool.submit(asyncio.run, self.respond_all(dialogs, sampling)).result()
+        # in a thread of its own: the caller, such as a notebook, may run an event loop already
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(asyncio.run, self._respond_all(dialogs, sampling)).result()
 
-    async def respond_all(self, dialogs: Sequence[Dialog], sampling: Sampling) -> list[Turn]:
-        key = key_from(self.api_key_env)
+    async def _respond_all(self, dialogs: Sequence[Dialog], sampling: Sampling) -> list[Turn]:
+        """Send all requests at once and wait for all turns."""
+        key = read_api_key(self.api_key_env)
         gate = asyncio.Semaphore(self.limits.concurrency)
-        # the samples of one prompt must differ: each has its own seed
-        bodies = [self.body(d, sampling, sampling.seed + i) for i, d in enumerate(dialogs)]
-        async with httpx2.AsyncClient(headers=bearer(key), timeout=None) as client:
-            return await asyncio.gather(*(self.one(client, gate, body, key) for body in bodies))
+        bodies = []
+        for index, dialog in enumerate(dialogs):
+            # samples of the same prompt must differ, so each request has its own seed
+            bodies.append(self._request_body(dialog, sampling, sampling.seed + index))
+        async with httpx2.AsyncClient(headers=bearer_header(key), timeout=None) as client:
+            requests = [self._request_turn(client, gate, body, key) for body in bodies]
+            return await asyncio.gather(*requests)
 
-    def body(self, dialog: Dialog, sampling: Sampling, seed: int) -> Json:
-        body: Json = {"model": self.model, "messages": wire_messages(dialog.messages)}
-        body |= {"max_tokens": sampling.max_tokens, "seed": seed % (1 << 31)}
-        body |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
-        lists = {"stop": list(sampling.stop), "tools": [tool_to_wire(t) for t in dialog.tools]}
-        return body | {name: value for name, value in lists.items() if value}
+    def _request_body(self, dialog: Dialog, sampling: Sampling, seed: int) -> Json:
+        """Returns the JSON body of a chat completion request."""
+        body: Json = {
+            "model": self.model,
+            "messages": _messages_to_wire(dialog.messages),
+            "max_tokens": sampling.max_tokens,
+            "seed": seed % (1 << 31),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+        }
+        # left out when empty
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)
+        if dialog.tools:
+            body["tools"] = [tool_to_wire(tool) for tool in dialog.tools]
+        return body
 
-    async def one(self, client: Any, gate: asyncio.Semaphore, body: Json, key: str) -> Turn:
+    async def _request_turn(
+        self, client: httpx2.AsyncClient, gate: asyncio.Semaphore, body: Json, key: str
+    ) -> Turn:
+        """Returns the turn that the server answers, or one that carries the failure."""
         try:
-            return await asked(client, gate, self.limits, self.url, body, turn_from_wire)
-        except Refused as refusal:
-            stop, reason = failure_of(refusal, key)
+            return await request_with_retries(
+                client, gate, self.limits, self.url, body, _turn_from_completion
+            )
+        except RequestFailed as failure:
+            stop, reason = describe_failure(failure, key)
             return Turn(Message("assistant"), stop, error=reason)
 
 
-async def asked(
-    client: Any,
+async def request_with_retries(
+    client: httpx2.AsyncClient,
     gate: asyncio.Semaphore,
     limits: RemoteLimits,
     url: str,
     body: Json | None,
-    read: Callable[[bytes], Any],
-) -> Any:
-    """What `read` makes of the answer, after as many attempts as it needs or is given; else the
-    last `Refused`. Without a body it is a GET."""
-    refusal = Refused("no attempt", 0.0)
+    read: Callable[[bytes], _Answer],
+) -> _Answer:
+    """Send a request until one attempt succeeds, and return what `read` makes of the answer.
+
+    A request without a body is a GET. Raises the last `RequestFailed` when all attempts failed, or
+    when the server asks for too long a wait.
+    """
+    failure = RequestFailed("no attempt", 0.0)
     for attempt in range(limits.attempts):
         if attempt:
-            pause = min(limits.backoff_s * 2 ** (attempt - 1), limits.longest_wait_s)
-            await asyncio.sleep(max(refusal.args[1], pause))
+            pause_s = min(limits.backoff_s * 2 ** (attempt - 1), limits.longest_wait_s)
+            await asyncio.sleep(max(failure.min_wait_s, pause_s))
         try:
             async with gate:
-                return await attempted(client, limits.timeout_s, url, body, read)
-        except Refused as error:
-            refusal = error
-        if refusal.args[1] > limits.longest_wait_s:
+                return await _request_once(client, limits.timeout_s, url, body, read)
+        except RequestFailed as error:
+            failure = error
+        if failure.min_wait_s > limits.longest_wait_s:
             break
-    raise refusal
+    raise failure
 
 
-async def attempted(
-    client: Any, timeout_s: float, url: str, body: Json | None, read: Callable[[bytes], Any]
-) -> Any:
+async def _request_once(
+    client: httpx2.AsyncClient,
+    timeout_s: float,
+    url: str,
+    body: Json | None,
+    read: Callable[[bytes], _Answer],
+) -> _Answer:
+    """Send a request and read its answer; whatever goes wrong is a `RequestFailed`."""
+    method = "GET" if body is None else "POST"
     try:
         async with asyncio.timeout(timeout_s):
-            method = "GET" if body is None else "POST"
             response = await client.request(method, url, json=body)
-        if (status := response.status_code) == 200:
+        if response.status_code == 200:
             return read(response.content)
     except (httpx2.HTTPError, OSError) as error:
         reason = str(error) or f"no answer within {timeout_s:g} s"
-        raise Refused(f"{type(error).__name__}: {reason}", 0.0) from None
-    except BROKEN as error:
-        raise Refused(f"the answer cannot be read: {error!r}", 0.0) from None
-    wait = retry_after(response.headers.get("retry-after", "")) if status in AGAIN else math.inf
-    raise Refused(f"HTTP {status}: {response.text}", wait)
+        raise RequestFailed(f"{type(error).__name__}: {reason}", 0.0) from None
+    except _READ_ERRORS as error:
+        raise RequestFailed(f"the answer cannot be read: {error!r}", 0.0) from None
+    min_wait_s = math.inf
+    if response.status_code in _RETRY_STATUSES:
+        min_wait_s = retry_after(response.headers.get("retry-after", ""))
+    raise RequestFailed(f"HTTP {response.status_code}: {response.text}", min_wait_s)
 
 
-def failure_of(refusal: Refused, key: str) -> tuple[StopReason, str]:
-    """How a sample ends that was never answered, and why. A server may quote the key back."""
-    reason = refusal.args[0].replace(key or "\0", "***")
-    full = "context length" in reason.replace("_", " ")
-    return StopReason.CONTEXT if full else StopReason.POLICY_ERROR, one_line(reason)[:500]
+def describe_failure(failure: RequestFailed, key: str) -> tuple[StopReason, str]:
+    """Returns the stop reason and the error text of a sample that was never answered.
+
+    The key is removed from the text, because servers quote it back.
+    """
+    reason = failure.reason
+    if key:
+        reason = reason.replace(key, "***")
+    stop = StopReason.POLICY_ERROR
+    if "context length" in reason.replace("_", " "):
+        stop = StopReason.CONTEXT
+    return stop, one_line(reason)[:_MAX_REASON]
 
 
-def checked_url(url: str) -> str:
+def check_base_url(url: str) -> str:
+    """Returns the URL without a trailing slash; raises when it is no plain http(s) address."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
         raise SharpenError("base_url: expected http(s)://host[:port]/v1 without credentials")
     return url.rstrip("/")
 
 
-def key_from(variable: str) -> str:
-    """The key that an environment variable holds; none is named, none is needed."""
-    key = os.environ.get(variable, "").strip() if variable else ""
-    if variable and not (key and key.isascii() and key.isprintable()):
+def read_api_key(variable: str) -> str:
+    """Returns the key that an environment variable holds, or "" when none is named."""
+    if not variable:
+        return ""
+    key = os.environ.get(variable, "").strip()
+    if not key or not key.isascii() or not key.isprintable():
         raise SharpenError(f"environment variable {variable}: unset or not a key")
     return key
 
 
-def bearer(key: str) -> dict[str, str]:
+def bearer_header(key: str) -> dict[str, str]:
+    """Returns the HTTP headers that carry the key; none without a key."""
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def wire_messages(messages: Sequence[Message]) -> list[Json]:
-    """Messages as servers demand them: every call has an id and every tool message names one."""
-    wire, made, answered = [], itertools.count(), itertools.count()
+def _messages_to_wire(messages: Sequence[Message]) -> list[Json]:
+    """Returns messages as servers require them.
+
+    Every call gets an id, and every tool message names the call that it answers. Missing ids are
+    counted up: the n-th answer without an id belongs to the n-th call without one.
+    """
+    wire_messages = []
+    call_numbers = itertools.count()
+    answer_numbers = itertools.count()
     for message in messages:
         row = message_to_wire(message, arguments_as_text=True)
         row["content"] = assistant_text(replace(message, tool_calls=()), "")
         for call in row.get("tool_calls", []):
-            call.setdefault("id", f"call_{next(made)}")
+            call.setdefault("id", f"call_{next(call_numbers)}")
         if message.role == "tool":
-            row.setdefault("tool_call_id", f"call_{next(answered)}")
-        wire.append(row)
-    return wire
+            row.setdefault("tool_call_id", f"call_{next(answer_numbers)}")
+        wire_messages.append(row)
+    return wire_messages
 
 
-def turn_from_wire(body: bytes) -> Turn:
-    """A chat completion → a turn. A call whose arguments are not JSON is kept as unparsed."""
-    answer: Any = json.loads(body)
-    finish, message = answer["choices"][0]["finish_reason"], answer["choices"][0]["message"]
+def _turn_from_completion(content: bytes) -> Turn:
+    """Read a chat completion. A call whose arguments are not JSON is kept as unparsed."""
+    completion: Any = json.loads(content)
+    choice = completion["choices"][0]
+    finish = choice["finish_reason"]
+    message = choice["message"]
     if finish not in ("stop", "tool_calls", "length"):
-        raise Refused(f"finish_reason {finish!r}", math.inf)
+        raise RequestFailed(f"finish_reason {finish!r}", math.inf)
     stop = StopReason.TOKENS if finish == "length" else StopReason.ANSWERED
-    content = message_from_wire({"role": "assistant", "content": message.get("content")}).content
-    if not message.get("tool_calls"):  # a server without a tool parser leaves them in the text
-        return Turn(parse_message(content), stop)
-    calls, unparsed = [], []
+    text = message_from_wire({"role": "assistant", "content": message.get("content")}).content
+    if not message.get("tool_calls"):  # a server without a tool parser leaves calls in the text
+        return Turn(parse_message(text), stop)
+    calls: list[ToolCall] = []
+    unparsed: list[UnparsedToolCall] = []
     for value in message["tool_calls"]:
         try:
-            compact_json((call := call_from_wire(value)).arguments)  # refuses NaN too
+            call = call_from_wire(value)
+            compact_json(call.arguments)  # refuses NaN, which `json` reads
             calls.append(call)
-        except (types.RowError, ValueError) as error:
-            unparsed.append(types.UnparsedToolCall(json.dumps(value), str(error)))
-    return Turn(Message("assistant", content, tuple(calls), tuple(unparsed)), stop)
+        except (RowError, ValueError) as error:
+            unparsed.append(UnparsedToolCall(json.dumps(value), str(error)))
+    return Turn(Message("assistant", text, tuple(calls), tuple(unparsed)), stop)
 
 
 def retry_after(value: str) -> float:
-    """`Retry-After` in seconds, from a number or a date; 0 when it says nothing readable."""
+    """Returns the seconds of a `Retry-After` header, a number or a date; 0 if it is unreadable."""
     if value.isdigit():
         return float(value)
     date = parsedate_tz(value)
-    return max(0.0, mktime_tz(date) - time.time()) if date else 0.0
+    if not date:
+        return 0.0
+    return max(0.0, mktime_tz(date) - time.time())

@@ -1,26 +1,29 @@
-"""Tool calls against what was wanted: is a call valid, is it the right one, and how near did it
-come? One comparison serves rewards, metrics and BFCL rows."""
+"""Compare tool calls with the wanted ones: is a call valid, is it the right one, how near is it?
+
+One comparison serves the rewards, the metrics of the evaluator and BFCL rows.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sharpen.rewards.literals import TYPES, read_literal
+from sharpen.rewards.allowed_values import value_is_allowed
 from sharpen.rows import call_from_wire
 from sharpen.tools import check_call
 from sharpen.types import Json, Message, RowError, Score, Task, ToolCall, ToolSpec, Trajectory
 
-MAX_CALLS = 64  # predicted calls that are compared; more of them only count as wrong
+_MAX_COMPARED_CALLS = 64  # predicted calls that are compared; all others count as wrong
 # In JSON text: "$var1.price$", "API_call_0" or {"$from": "s1.price"}, for an earlier result.
-REFERENCE = re.compile(
+_REFERENCE = re.compile(
     r'"\$(\w++)(\.[^"$]*+)?\$"|"(API_call_\d++)"|\{"\$from": "(\w++)(\.[^"]*+)?"\}'
 )
-LOOSE = re.compile(r"[ ,./\-_*^]")
+
+
+# Calls against the tools on offer -----------------------------------------------------------------
 
 
 def call_problems(message: Message, tools: Sequence[ToolSpec]) -> list[str]:
@@ -28,42 +31,79 @@ def call_problems(message: Message, tools: Sequence[ToolSpec]) -> list[str]:
     offered = {tool.name: tool for tool in tools}
     if not message.tool_calls and not message.unparsed:
         return ["no tool call"]
-    problems = [f"broken call: {bad.reason}" for bad in message.unparsed]
+    problems = [f"broken call: {broken.reason}" for broken in message.unparsed]
     for call in message.tool_calls:
         if call.name in offered:
-            problems += [f"{call.name}: {text}" for text in check_call(call, offered[call.name])]
+            complaints = check_call(call, offered[call.name])
+            problems += [f"{call.name}: {complaint}" for complaint in complaints]
         else:
             problems.append(f"tool {call.name!r} is not offered")
     return problems
 
 
+class ToolVerifier:
+    """Checks calls against the tools on offer."""
+
+    def verify(
+        self, calls: Sequence[ToolCall], offered: Mapping[str, ToolSpec]
+    ) -> tuple[list[str], list[str]]:
+        """Returns the names that are not on offer, and a complaint about each call that does not
+        fit its schema. Both are empty where the tools on offer are not known."""
+        invented_names = []
+        complaints = []
+        for call in calls:
+            if call.name not in offered:
+                if offered:
+                    invented_names.append(call.name)
+                continue
+            problems = check_call(call, offered[call.name])
+            if problems:
+                complaints.append(f"{call.name}: {problems[0]}")
+        return invented_names, complaints
+
+
+# Equality -----------------------------------------------------------------------------------------
+
+
 def call_key(call: ToolCall, spec: ToolSpec | None = None) -> str:
-    """The same text for calls that ask for the same; a default value is as if it were not given."""
-    default = defaults(spec)
-    given = {n: v for n, v in call.arguments.items() if n not in default or v != default[n]}
-    return f"{call.name} {value_key(given)}"
+    """Returns the same text for calls that ask for the same.
+
+    An argument with its default value is as if it were not given."""
+    defaults = _default_arguments(spec)
+    arguments = {}
+    for name, value in call.arguments.items():
+        if name not in defaults or value != defaults[name]:
+            arguments[name] = value
+    return f"{call.name} {value_key(arguments)}"
 
 
-def defaults(spec: ToolSpec | None) -> Json:
+def _default_arguments(spec: ToolSpec | None) -> Json:
     fields = spec.parameters.get("properties") or {} if spec else {}
-    return {n: f["default"] for n, f in fields.items() if isinstance(f, dict) and "default" in f}
+    defaults = {}
+    for name, field in fields.items():
+        if isinstance(field, dict) and "default" in field:
+            defaults[name] = field["default"]
+    return defaults
 
 
 def value_key(value: object) -> str:
+    """Returns the same text for equal values; see `equal_value`."""
     try:
-        return json.dumps(plain(value), sort_keys=True, default=repr)
+        return json.dumps(_normalize_value(value), sort_keys=True, default=repr)
     except (RecursionError, TypeError, ValueError):  # too deep, or not JSON: equal to itself only
         return f"{type(value).__name__} {id(value)}"
 
 
-def plain(value: Any) -> Any:
+def _normalize_value(value: Any) -> Any:
     if isinstance(value, str):
         return " ".join(value.split()).casefold()
     if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items()}
+        return {key: _normalize_value(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [plain(inner) for inner in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+        return [_normalize_value(inner) for inner in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
 
 
 def equal_value(a: object, b: object) -> bool:
@@ -72,39 +112,64 @@ def equal_value(a: object, b: object) -> bool:
 
 
 def as_call(value: Any) -> ToolCall | None:
-    """A call, or a dict that names its tool (`name`, `tool`, `action`) and arguments; else None."""
+    """Read a call, or a dict that names its tool (`name`, `tool`, `action`) and its arguments.
+
+    Returns None for anything else."""
+    if isinstance(value, ToolCall):
+        return value
     if isinstance(value, Mapping) and "function" not in value:
-        name = value.get("name", value.get("tool", value.get("action")))
-        arguments = value.get("arguments", value.get("action_input"))
-        value = {"name": name, "arguments": arguments, "id": value.get("label", value.get("id"))}
+        value = {
+            "name": value.get("name", value.get("tool", value.get("action"))),
+            "arguments": value.get("arguments", value.get("action_input")),
+            "id": value.get("label", value.get("id")),
+        }
     try:
-        return value if isinstance(value, ToolCall) else call_from_wire(value)
+        return call_from_wire(value)
     except (RowError, RecursionError):
         return None
 
 
+# References to earlier results --------------------------------------------------------------------
+
+
 def references(value: Any) -> list[str]:
-    """Labels of the earlier results that a value refers to."""
-    return [found[1] or found[3] or found[4] for found in REFERENCE.finditer(json.dumps(value))]
+    """Returns the labels of the earlier results that a value refers to."""
+    return [_label_of(match) for match in _REFERENCE.finditer(json.dumps(value))]
+
+
+def _label_of(reference: re.Match[str]) -> str:
+    return reference[1] or reference[3] or reference[4]
 
 
 def resolve(calls: Sequence[ToolCall]) -> list[ToolCall]:
-    """References to earlier calls as digests of what those ask for: labels do not matter."""
-    known, done = dict[str, str](), list[ToolCall]()
+    """Replace references to earlier calls by digests of what those calls ask for.
 
-    def point(found: re.Match[str]) -> str:
-        digest = known.get(found[1] or found[3] or found[4])
-        return f'"${digest}{found[2] or found[5] or ""}$"' if digest else found[0]
-
+    So two lists of calls can be compared whatever labels they use."""
     if not any(references(call.arguments) for call in calls):
         return list(calls)
+    digests: dict[str, str] = {}
+
+    def insert_digest(reference: re.Match[str]) -> str:
+        digest = digests.get(_label_of(reference))
+        if not digest:
+            return reference[0]
+        path = reference[2] or reference[5] or ""
+        return f'"${digest}{path}$"'
+
+    resolved_calls = []
     for i, call in enumerate(calls):
-        arguments = json.loads(REFERENCE.sub(point, json.dumps(call.arguments)))
-        done.append(ToolCall(call.name, arguments, call.id))
-        digest = hashlib.blake2b(call_key(done[-1]).encode(), digest_size=12).hexdigest()
-        labels = (call.id,) if call.id else (f"var{i + 1}", f"s{i + 1}", f"API_call_{i}")
-        known |= dict.fromkeys(labels, digest)
-    return done
+        arguments = json.loads(_REFERENCE.sub(insert_digest, json.dumps(call.arguments)))
+        resolved_call = ToolCall(call.name, arguments, call.id)
+        resolved_calls.append(resolved_call)
+        digest = hashlib.blake2b(call_key(resolved_call).encode(), digest_size=12).hexdigest()
+        # A call without a label goes by its place, as in NESTFUL, our plans and Seal-Tools.
+        labels = [call.id] if call.id else [f"var{i + 1}", f"s{i + 1}", f"API_call_{i}"]
+        for label in labels:
+            digests[label] = digest
+    return resolved_calls
+
+
+# Comparison ---------------------------------------------------------------------------------------
 
 
 class ToolCallEvaluator:
@@ -115,106 +180,118 @@ class ToolCallEvaluator:
         self, tools: Sequence[ToolSpec] = (), allowed: bool = False, language: str = "python"
     ):
         self.tools = {tool.name: tool for tool in tools}
-        self.allowed, self.language = allowed, language.lower()
+        self.allowed = allowed
+        self.language = language.lower()
 
     def evaluate(self, predicted_call: Any, expected_call: Any) -> Json:
-        predicted, expected = as_call(predicted_call), as_call(expected_call)
-        rate = self.rate(predicted, expected) if predicted and expected else 0.0
-        named = bool(predicted and expected and predicted.name == expected.name)
-        found = {"tool_name_correct": named, "args_correct": rate == 1}
-        return found | {"overall_correct": named and rate == 1, "args_match_rate": rate}
+        """Compare one call with the expected one; a value that is no call is wrong."""
+        predicted = as_call(predicted_call)
+        expected = as_call(expected_call)
+        if predicted and expected:
+            rate = self._argument_match_rate(predicted, expected)
+            name_correct = predicted.name == expected.name
+        else:
+            rate = 0.0
+            name_correct = False
+        return {
+            "tool_name_correct": name_correct,
+            "args_correct": rate == 1,
+            "overall_correct": name_correct and rate == 1,
+            "args_match_rate": rate,
+        }
 
     def evaluate_calls(self, predicted: Sequence[Any], expected: Sequence[Any]) -> Json:
-        """Calls in any order: `overall_correct`; precision, recall and F1 over call instances, the
-        right tool with wrong arguments earning 0.25 to 0.75; `exact`, the places of right calls."""
-        found, wanted = [[as_call(c) for c in calls] for calls in (predicted, expected)]
-        pairs = self.pairs([c for c in found if c], [c for c in wanted if c])
-        earned = sum(credit for *_, credit in pairs)
-        precision = earned / len(found) if found else float(not wanted)
-        recall = earned / len(wanted) if wanted else float(not found)
-        f1 = 2 * precision * recall / (precision + recall) if earned else precision * recall
-        scores = {"precision": precision, "recall": recall, "f1": f1}
-        exact = [place for place, _, credit in pairs if credit == 1]
-        return scores | {"overall_correct": len(found) == len(wanted) == earned, "exact": exact}
+        """Compare calls in any order.
+
+        Returns `overall_correct`; precision, recall and F1 over call instances, where the right
+        tool with wrong arguments earns 0.25 to 0.75; and `exact`, the places of the right calls."""
+        predicted_calls = [as_call(value) for value in predicted]
+        expected_calls = [as_call(value) for value in expected]
+        pairs = self.pairs(
+            [call for call in predicted_calls if call], [call for call in expected_calls if call]
+        )
+        predicted_count = len(predicted_calls)
+        expected_count = len(expected_calls)
+        earned = sum(credit for _, _, credit in pairs)
+        precision = earned / predicted_count if predicted_count else float(not expected_count)
+        recall = earned / expected_count if expected_count else float(not predicted_count)
+        f1 = precision * recall  # 1 where nothing is expected and nothing predicted
+        if earned:
+            f1 = 2 * precision * recall / (precision + recall)
+        return {
+            "precision": precision,
+            "recall": recall,
+            "f1": f1,
+            "overall_correct": predicted_count == expected_count == earned,
+            "exact": [predicted_index for predicted_index, _, credit in pairs if credit == 1],
+        }
 
     def pairs(
         self, predicted: Sequence[ToolCall], expected: Sequence[ToolCall]
     ) -> list[tuple[int, int, float]]:
-        """(predicted, expected, credit): equal calls first, then those of the same tool."""
+        """Match calls of the same tool, equal ones first.
+
+        Returns (predicted index, expected index, credit) for each pair."""
         try:
-            found, wanted = resolve(predicted[:MAX_CALLS]), resolve(expected)
+            predicted_calls = resolve(predicted[:_MAX_COMPARED_CALLS])
+            expected_calls = resolve(expected)
         except (RecursionError, TypeError, ValueError):
             return []
-        both = itertools.product(enumerate(wanted), enumerate(found))
-        rates = [(-self.rate(c, want), j, i) for (j, want), (i, c) in both if c.name == want.name]
-        used, out = set[int](), dict[int, tuple[int, int, float]]()
-        for rate, j, i in sorted(rates):
-            if j not in out and i not in used:
-                used.add(i)
-                out[j] = i, j, 1.0 if rate == -1 else 0.25 - 0.5 * rate
-        return list(out.values())
+        candidates = []
+        for expected_index, expected_call in enumerate(expected_calls):
+            for predicted_index, predicted_call in enumerate(predicted_calls):
+                if predicted_call.name == expected_call.name:
+                    rate = self._argument_match_rate(predicted_call, expected_call)
+                    candidates.append((rate, expected_index, predicted_index))
+        candidates.sort(key=lambda candidate: (-candidate[0], candidate[1], candidate[2]))
+        used_predictions: set[int] = set()
+        pair_of_expected: dict[int, tuple[int, int, float]] = {}
+        for rate, expected_index, predicted_index in candidates:
+            if expected_index in pair_of_expected or predicted_index in used_predictions:
+                continue
+            used_predictions.add(predicted_index)
+            credit = 1.0 if rate == 1 else 0.25 + 0.5 * rate
+            pair_of_expected[expected_index] = (predicted_index, expected_index, credit)
+        return list(pair_of_expected.values())
 
-    def rate(self, call: ToolCall, want: ToolCall) -> float:
-        """The share of arguments that are right, over all that were given or wanted."""
-        spec = self.tools.get(want.name)
-        if not self.allowed:
-            given, due = defaults(spec) | call.arguments, defaults(spec) | want.arguments
-            both = {n: n in given and n in due for n in given | due}
-            right = {n: known and equal_value(given[n], due[n]) for n, known in both.items()}
+    def _argument_match_rate(self, call: ToolCall, expected: ToolCall) -> float:
+        """Returns the share of arguments that are right, over all that are given or expected."""
+        if self.allowed:
+            is_right = self._compare_with_allowed(call, expected)
         else:
-            schema, fields = spec.parameters if spec else {}, want.arguments
-            right = {name: "" in values for name, values in fields.items()}
-            right |= dict.fromkeys(schema.get("required") or (), False)
-            for name, value in call.arguments.items():
-                field = (schema.get("properties") or {}).get(name, None if spec else {})
-                given = value, fields.get(name, ())
-                right[name] = field is not None and fits(*given, field, self.language)
-        return sum(right.values()) / len(right) if right else 1.0
+            is_right = self._compare_with_equal(call, expected)
+        return sum(is_right.values()) / len(is_right) if is_right else 1.0
 
+    def _compare_with_equal(self, call: ToolCall, expected: ToolCall) -> dict[str, bool]:
+        """Returns for every argument, given or expected, whether both calls have the same value."""
+        defaults = _default_arguments(self.tools.get(expected.name))
+        arguments = defaults | call.arguments
+        expected_arguments = defaults | expected.arguments
+        is_right = {}
+        for name in arguments | expected_arguments:
+            if name in arguments and name in expected_arguments:
+                is_right[name] = equal_value(arguments[name], expected_arguments[name])
+            else:
+                is_right[name] = False
+        return is_right
 
-def fits(value: Any, allowed: Sequence[Any], field: Json, language: str) -> bool:
-    """Whether a value is among the allowed ones and of the declared type. Where those are of
-    another type they are a variable's name, which has to be exact."""
-    kind, shown = str(field.get("type")), first_type(allowed)
-    inner = str((field.get("items") or {}).get("type")) if TYPES.get(kind) is list else ""
-    if language != "python":
-        if not isinstance(value, str):
-            return False
-        value = read_literal(value, language, kind, inner)
-    elif TYPES.get(kind) is float and type(value) is int:
-        value = float(value)
-    wanted, within = TYPES.get(kind, shown), TYPES.get(inner)
-    if type(value) is not wanted or shown not in (None, wanted):
-        return type(value) in (shown, wanted) and value in allowed
-    if wanted is dict:
-        return any(dict_fits(value, option) for option in allowed)
-    if wanted is not list:
-        return loose(value) in [*map(loose, allowed)]
-    if within and not any(
-        option == "" or all(type(v) in (within, first_type(option)) for v in value)
-        for option in allowed
-    ):
-        return False
-    if within is dict:
-        return any(len(o) == len(value) and all(map(dict_fits, value, o)) for o in allowed)
-    return [*map(loose, value)] in [[*map(loose, option)] for option in allowed]
-
-
-def first_type(values: Sequence[Any]) -> type | None:
-    return next((type(value) for value in values if value != ""), None)
-
-
-def dict_fits(value: Any, option: Any) -> bool:
-    """Every key of the value has one of its allowed values, and none is missing."""
-    if not isinstance(value, dict) or not isinstance(option, dict):
-        return False
-    right = [k in option and loose(v) in [*map(loose, option[k])] for k, v in value.items()]
-    return all(right) and all(key in value or "" in values for key, values in option.items())
-
-
-def loose(value: Any) -> Any:
-    """Text without case, blanks and light punctuation."""
-    return LOOSE.sub("", value).lower().replace("'", '"') if isinstance(value, str) else value
+    def _compare_with_allowed(self, call: ToolCall, expected: ToolCall) -> dict[str, bool]:
+        """Returns for every argument, given or expected, whether its value is an allowed one."""
+        spec = self.tools.get(expected.name)
+        schema = spec.parameters if spec else {}
+        fields = schema.get("properties") or {}
+        # an argument that is not given is right if it may be left out
+        is_right = {name: "" in allowed for name, allowed in expected.arguments.items()}
+        for name in schema.get("required") or ():
+            is_right[name] = False
+        for name, value in call.arguments.items():
+            unknown_field = None if spec else {}  # without a schema any name is a field
+            field = fields.get(name, unknown_field)
+            allowed = expected.arguments.get(name, ())
+            is_right[name] = field is not None and value_is_allowed(
+                value, allowed, field, self.language
+            )
+        return is_right
 
 
 class CallReward:
@@ -222,12 +299,24 @@ class CallReward:
 
     def score(self, task: Task, trajectory: Trajectory) -> Score:
         message = trajectory.turns[0].message if trajectory.turns else Message("assistant")
-        found, gold = message.tool_calls, task.gold["calls"]
-        wanted = [call_from_wire(c, task.id, f"gold.calls[{i}]") for i, c in enumerate(gold)]
-        allowed, language = task.gold.get("match") == "allowed", task.gold.get("language", "python")
-        judge = ToolCallEvaluator(task.tools, allowed, language)
-        problems = call_problems(message, task.tools) if wanted or found or message.unparsed else []
-        names = [sorted(call.name for call in calls) for calls in (found, wanted)]
-        exact = judge.evaluate_calls([*found, *message.unparsed], wanted)["overall_correct"]
-        parts = {"valid_call": float(not problems), "right_tool": float(names[0] == names[1])}
-        return Score(float(exact), parts | {"exact_call": float(exact)}, "; ".join(problems))
+        gold_rows = task.gold["calls"]
+        gold_calls = [
+            call_from_wire(row, task.id, f"gold.calls[{i}]") for i, row in enumerate(gold_rows)
+        ]
+        evaluator = ToolCallEvaluator(
+            task.tools,
+            allowed=task.gold.get("match") == "allowed",
+            language=task.gold.get("language", "python"),
+        )
+        silence_is_right = not gold_calls and not message.tool_calls and not message.unparsed
+        problems = [] if silence_is_right else call_problems(message, task.tools)
+        names = sorted(call.name for call in message.tool_calls)
+        gold_names = sorted(call.name for call in gold_calls)
+        attempts = [*message.tool_calls, *message.unparsed]
+        exact = float(evaluator.evaluate_calls(attempts, gold_calls)["overall_correct"])
+        parts = {
+            "valid_call": float(not problems),
+            "right_tool": float(names == gold_names),
+            "exact_call": exact,
+        }
+        return Score(exact, parts, "; ".join(problems))

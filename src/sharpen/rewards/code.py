@@ -1,5 +1,8 @@
-"""Verify code: tests in one sandboxed process call the answer's functions in another, so that an
-answer can neither read the expected values nor forge a verdict."""
+"""Verify code: tests in one sandboxed process call the answer's functions in another.
+
+So an answer can neither read the expected values nor forge a verdict. `rewards/verifiers.py` runs
+it; self-play reads fenced blocks with it.
+"""
 
 from __future__ import annotations
 
@@ -16,51 +19,83 @@ from sharpen.config import one_line
 from sharpen.sandbox import Sandbox
 from sharpen.types import Json, RowError
 
-PEER = Path(__file__).with_name("code_peer.py").read_text("utf-8")
+_PEER_SOURCE = Path(__file__).with_name("code_peer.py").read_text("utf-8")
 
 
 def fenced(text: str, *languages: str) -> list[str]:
-    """Fenced blocks in one of the languages, or those that name none."""
-    blocks = [part.partition("\n") for part in text.split("```")[1::2]]
-    named = [body for head, _, body in blocks if head.strip().lower() in languages]
-    return named or [body for head, _, body in blocks if not head.strip()]
+    """Returns the fenced blocks in one of the languages, or else those that name none."""
+    named = []
+    nameless = []
+    for block in text.split("```")[1::2]:
+        head, _, body = block.partition("\n")
+        language = head.strip().lower()
+        if language in languages:
+            named.append(body)
+        elif not language:
+            nameless.append(body)
+    return named or nameless
 
 
-def code_in(text: str, names: Sequence[str]) -> str:
-    """The last block that defines a wanted name (others are examples), else the last, or all."""
+def extract_code(text: str, names: Sequence[str]) -> str:
+    """Returns the last block that defines a wanted name (others are examples).
+
+    Where no block does, the last one, or the whole text where there are no blocks."""
     blocks = fenced(text, "python", "py", "python3") or [text]
-    wanted = re.compile(rf"(?m)^(?:def |class |async def )?[ \t]*(?:{'|'.join(names) or '$'})\b")
-    return next((block for block in reversed(blocks) if wanted.search(block)), blocks[-1])
+    any_name = "|".join(names) or "$"
+    definition = re.compile(rf"(?m)^(?:def |class |async def )?[ \t]*(?:{any_name})\b")
+    for block in reversed(blocks):
+        if definition.search(block):
+            return block
+    return blocks[-1]
 
 
 @dataclass(frozen=True, slots=True)
-class Tests:
-    setup: str
+class _CodeTests:
+    """The tests of one task, taken apart."""
+
+    setup: str  # code that runs before every test
     tests: tuple[str, ...]
     names: tuple[str, ...]  # what the answer has to define
 
 
-def read_tests(gold: Json, where: str) -> Tests:
-    setup, tests = gold.get("setup") or "", gold.get("tests")
+def read_tests(gold: Json, where: str) -> _CodeTests:
+    """Read the tests of a task's gold; `where` names the task in errors."""
+    setup = gold.get("setup") or ""
+    tests = gold.get("tests")
     try:
-        if isinstance(tests, str):  # a script: every assert is a test
-            body = ast.parse(tests).body
-            tests = [ast.unparse(each) for each in body if isinstance(each, ast.Assert)]
-            rest = [ast.unparse(each) for each in body if not isinstance(each, ast.Assert)]
-            setup = "\n".join([setup, *rest])
+        if isinstance(tests, str):
+            script_setup, tests = _split_script(tests)
+            setup = "\n".join([setup, *script_setup])
         if not tests or not all(isinstance(test, str) for test in tests):
             raise RowError(where, "gold.tests: expected code with asserts, or a list of tests")
-        names, modules = wanted_names(ast.parse("\n".join([setup, *tests])))
+        names, modules = _find_names(ast.parse("\n".join([setup, *tests])))
     except (SyntaxError, ValueError, RecursionError) as error:
         raise RowError(where, f"gold.tests: {one_line(error)}") from None
-    entry = [gold["entry_point"]] if gold.get("entry_point") else []
-    imports = "".join(f"import {name}\n" for name in modules)
-    return Tests(imports + setup, tuple(tests), (*names, *entry))
+    if gold.get("entry_point"):
+        names.append(gold["entry_point"])
+    imports = "".join(f"import {module}\n" for module in modules)
+    return _CodeTests(imports + setup, tuple(tests), tuple(names))
 
 
-def wanted_names(tree: ast.AST) -> tuple[list[str], list[str]]:
-    """What the tests use and do not define (or else a builtin), and the library's modules."""
-    bound, loaded, called, based = set(dir(builtins)), set[str](), list[str](), set[str]()
+def _split_script(script: str) -> tuple[list[str], list[str]]:
+    """Split a script into setup and tests: every assert is a test."""
+    setup = []
+    tests = []
+    for statement in ast.parse(script).body:
+        part = tests if isinstance(statement, ast.Assert) else setup
+        part.append(ast.unparse(statement))
+    return setup, tests
+
+
+def _find_names(tree: ast.AST) -> tuple[list[str], list[str]]:
+    """Find the names that the tests use and do not define, and the standard modules among them.
+
+    Where no other name is free, the first function called is what the answer has to define: it
+    may have the name of a builtin."""
+    bound = set(dir(builtins))
+    loaded: set[str] = set()
+    called: list[str] = []
+    with_attribute: set[str] = set()
     for node in ast.walk(tree):
         match node:
             case ast.Name(name, ast.Load()):
@@ -72,35 +107,39 @@ def wanted_names(tree: ast.AST) -> tuple[list[str], list[str]]:
             case ast.alias(name):
                 bound.add(name.split(".")[0])
             case ast.Attribute(ast.Name(name)):
-                based.add(name)
+                with_attribute.add(name)
             case ast.Call(ast.Name(name)):
                 called.append(name)
     free = loaded - bound
-    modules = (free & based & sys.stdlib_module_names) - {*called}
-    return sorted(free - modules) or called[:1], sorted(modules)
+    modules = (free & with_attribute & sys.stdlib_module_names) - set(called)
+    names = sorted(free - modules) or called[:1]
+    return names, sorted(modules)
 
 
-def problems(sandbox: Sandbox, code: str, tests: Tests) -> list[str]:
-    """What is wrong by each test; empty for one that passes.
+def run_tests(sandbox: Sandbox, code: str, tests: _CodeTests) -> list[str]:
+    """Returns what is wrong by each test; empty text for one that passes.
 
     The two processes speak in turns and their lines are carried here. The answer's process can say
     what it likes: to the judge it is only data that a call returned."""
-    question = f"judge({tests.setup!r}, {list(tests.tests)!r}, {list(tests.names)!r})"
-    found: list[str] = []
+    judge_call = f"judge({tests.setup!r}, {list(tests.tests)!r}, {list(tests.names)!r})"
+    problems: list[str] = []
     with (
-        sandbox.talk(f"{PEER}\ncandidate({code!r})") as answer,
-        sandbox.talk(f"{PEER}\n{question}") as judge,
+        sandbox.talk(f"{_PEER_SOURCE}\ncandidate({code!r})") as candidate,
+        sandbox.talk(f"{_PEER_SOURCE}\n{judge_call}") as judge,
     ):
-        answer.start_clock(answer.limits)  # the judge's start does not count
-        reason = (answer.receive() or b"it ended").decode("utf-8", "replace").strip('"')
-        speaker, other = judge, answer
-        while not reason and len(found) < len(tests.tests):
+        candidate.start_clock(candidate.limits)  # the judge's start does not count
+        first_line = candidate.receive() or b"it ended"
+        reason = first_line.decode("utf-8", "replace").strip('"')
+        speaker = judge
+        listener = candidate
+        while not reason and len(problems) < len(tests.tests):
             line = speaker.receive()
             if line is None:
                 reason = f"{speaker.stopped} limit" if speaker.stopped else "it ended"
             elif speaker is judge and line.startswith(b'{"verdict"'):
-                found.append(json.loads(line)["verdict"])
+                problems.append(json.loads(line)["verdict"])
             else:
-                other.send(line)
-                speaker, other = other, speaker
-    return found + [reason] * (len(tests.tests) - len(found))
+                listener.send(line)
+                speaker, listener = listener, speaker
+    tests_not_run = len(tests.tests) - len(problems)
+    return problems + [reason] * tests_not_run

@@ -1,7 +1,10 @@
-"""Runs inside the sandbox, on both sides of a code reward: the judge's process holds the tests, the
-candidate's holds the answer, and they speak through file descriptor 3, one JSON line a message. To
-the tests, the answer's functions are `Far` objects: a call sends arguments and gets data back. No
-expected value and no verdict enters the candidate's process."""
+"""Run inside the sandbox, on both sides of a code reward.
+
+The judge's process holds the tests, the candidate's holds the answer. They speak through file
+descriptor 3, one JSON line per message. To the tests, the answer's functions are `Far` objects: a
+call sends arguments and gets data back. No expected value and no verdict enters the candidate's
+process. `rewards/code.py` sends this file as source and carries the lines.
+"""
 # pyright: reportArgumentType=false, reportCallIssue=false, reportReturnType=false
 
 import builtins
@@ -12,9 +15,13 @@ import sys
 TYPES = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
 # What a test may do with an object that the candidate made. Arithmetic and comparison with data are
 # missing: they would hand it the expected value.
-METHODS = ("__call__", "__len__", "__iter__", "__next__", "__getitem__", "__setitem__")
-METHODS += ("__setattr__", "__str__", "__repr__", "__enter__", "__exit__")
-objects, namespace = [], {}  # the judge's namespace stays empty
+METHODS = (
+    "__call__", "__len__", "__iter__", "__next__", "__getitem__", "__setitem__", "__setattr__",
+    "__str__", "__repr__", "__enter__", "__exit__",
+)  # fmt: skip
+_MAX_ERROR_CHARS = 500
+objects = []  # those of this side that the other side knows by number
+namespace = {}  # the candidate's globals; stays empty in the judge's process
 
 
 class Far:
@@ -35,11 +42,16 @@ class Far:
 
 
 def forward(method: str):
-    return lambda far, *args, **named: ask(far._number, method, [*args], named)
+    """Returns a method that does on the other side what it is called for here."""
+
+    def call_far(far, *args, **named):
+        return ask(far._number, method, [*args], named)
+
+    return call_far
 
 
-for each in METHODS:
-    setattr(Far, each, forward(each))
+for method_name in METHODS:
+    setattr(Far, method_name, forward(method_name))
 
 
 def encode(value):
@@ -52,9 +64,10 @@ def encode(value):
         if isinstance(value, kind):
             items = dict.items(value) if isinstance(value, dict) else value
             return {kind.__name__: [encode(item) for item in items]}
-    if isinstance(value, bytes | complex):
-        text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
-        return {type(value).__name__: text}
+    if isinstance(value, bytes):
+        return {type(value).__name__: value.decode("latin-1")}
+    if isinstance(value, complex):
+        return {type(value).__name__: str(value)}
     if isinstance(value, type) and TYPES.get(value.__name__) is value:
         return {"type": value.__name__}
     objects.append(value)
@@ -62,23 +75,33 @@ def encode(value):
 
 
 def decode(value):
+    """The value that the other side encoded: what is "mine" there is far away here."""
     if not isinstance(value, dict):
         return value
     ((tag, content),) = value.items()
-    if tag in ("mine", "yours", "type"):
-        return Far(content) if tag == "mine" else {"yours": objects, "type": TYPES}[tag][content]
-    if tag in ("bytes", "complex"):
-        return content.encode("latin-1") if tag == "bytes" else complex(content)
+    if tag == "mine":
+        return Far(content)
+    if tag == "yours":
+        return objects[content]
+    if tag == "type":
+        return TYPES[content]
+    if tag == "bytes":
+        return content.encode("latin-1")
+    if tag == "complex":
+        return complex(content)
     return TYPES[tag](map(decode, content))
 
 
 def send(message) -> None:
+    """Write one message to the other side."""
     data = json.dumps(message).encode() + b"\n"
     while data:
-        data = data[os.write(3, data) :]
+        written = os.write(3, data)
+        data = data[written:]
 
 
 def receive():
+    """Wait for one message; end the process when the other side is gone."""
     line = channel.readline()
     return json.loads(line) if line else os._exit(0)
 
@@ -86,16 +109,28 @@ def receive():
 def ask(target: int | str, method: str, args: list, named: dict):
     """Have the other side do something, and answer what it asks meanwhile."""
     send([target, method, encode(args), encode(named)])
-    while isinstance(message := receive(), list):
+    message = receive()
+    while isinstance(message, list):
         answer(*message)
+        message = receive()
     for mine, theirs in zip(args, decode(message["args"]), strict=True):
-        if isinstance(mine, list | dict | set):  # a call may change its arguments
-            mine.clear()
-            (mine.extend if isinstance(mine, list) else mine.update)(theirs)
+        _copy_changes(mine, theirs)
     if "error" in message:
         kind = TYPES.get(message["error"][0], RuntimeError)
-        raise (kind if issubclass(kind, Exception) else RuntimeError)(message["error"][1])
+        if not issubclass(kind, Exception):
+            kind = RuntimeError
+        raise kind(message["error"][1])
     return decode(message["value"])
+
+
+def _copy_changes(mine, theirs) -> None:
+    """Make an argument what it is on the other side: a call may change it in place."""
+    if isinstance(mine, list):
+        mine.clear()
+        mine.extend(theirs)
+    elif isinstance(mine, dict | set):
+        mine.clear()
+        mine.update(theirs)
 
 
 def answer(target: int | str, method: str, args, named) -> None:
@@ -103,26 +138,29 @@ def answer(target: int | str, method: str, args, named) -> None:
     try:
         if not namespace and method != "__call__":
             raise PermissionError(method)
-        found = namespace[target] if isinstance(target, str) else objects[target]
-        given = decode(args)
-        value = getattr(type(found), method)(found, *given, **decode(named)) if method else found
-        send({"value": encode(value), "args": encode(given)})
+        value = namespace[target] if isinstance(target, str) else objects[target]
+        arguments = decode(args)
+        if method:
+            value = getattr(type(value), method)(value, *arguments, **decode(named))
+        send({"value": encode(value), "args": encode(arguments)})
     except BaseException as error:
-        send({"error": [type(error).__name__, str(error)[:500]], "args": args})
+        send({"error": [type(error).__name__, str(error)[:_MAX_ERROR_CHARS]], "args": args})
 
 
 def problem_of(source: str, space: dict) -> str:
-    """Execute; empty when nothing went wrong."""
+    """Execute; returns empty text when nothing went wrong."""
     try:
         exec(compile(source, space["__name__"], "exec"), space)
     except BaseException as error:
-        return f"{type(error).__name__}: {str(error)[:500]}"
+        return f"{type(error).__name__}: {str(error)[:_MAX_ERROR_CHARS]}"
     return ""
 
 
 def candidate(source: str) -> None:
+    """The answer's side: execute the answer, then do what the judge asks."""
     global namespace
-    sys.modules["candidate"] = module = type(sys)("candidate")
+    module = type(sys)("candidate")
+    sys.modules["candidate"] = module
     namespace = vars(module)
     send(problem_of(source, namespace))
     while True:
@@ -130,7 +168,9 @@ def candidate(source: str) -> None:
 
 
 def judge(setup: str, tests: list[str], names: list[str]) -> None:
-    space, far = {"__name__": "tests"}, {}
+    """The tests' side: get what the answer defines, then run the tests one by one."""
+    space = {"__name__": "tests"}
+    far = {}
     for name in names:
         try:
             far[name] = ask(name, "", [], {})

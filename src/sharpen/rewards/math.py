@@ -1,5 +1,8 @@
-"""Verify answers: find the final one in a response, compare plain numbers and texts at once, leave
-other mathematics to math-verify, in processes that can be killed: it hangs on a tower of powers."""
+"""Verify answers: find the final one in a response and compare it with gold.
+
+Plain numbers and texts are compared here. Other mathematics is left to math-verify, in processes
+that can be killed: it hangs on a tower of powers. `rewards/verifiers.py` calls it.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +17,37 @@ from fractions import Fraction
 from sharpen.sandbox import Limits, Worker, plain_worker
 from sharpen.types import SharpenError
 
-MAX_ANSWER, MAX_NUMBER, MAX_TAIL = 2000, 200, 1 << 14  # characters
-CUE = re.compile(
+MAX_ANSWER = 2000  # characters
+_MAX_NUMBER = 200
+_MAX_TAIL = 1 << 14  # of a response, in which "the answer is" is looked for
+_MAX_BOXES = 8  # the last ones of a response, tried from the end
+
+_ANSWER_CUE = re.compile(
     r"(?:答案|结果|(?i:\banswer)\b)[^\n:：=是为]{0,40}?(?:[:：=是为]|等于|(?i:\bis\b))[\s:：=]*([^\n]*)"
 )
-PUNCTUATION = re.compile(r"[\s.,;:!?\"'`*_()\[\]{}、。，；：！？“”‘’「」《》…]+")
-ARTICLE = re.compile(r"\b(?:the|an?)\s+")
-SENTENCE_END = re.compile(r"[。；;]|\.(?=\s|$)")
-WORDS = re.compile(r"[一-鿿\n]|(?<![\\A-Za-z])[A-Za-z]{2}")
-DIGITS = r"(?:\d{1,3}(?:,\d{3}){1,20}(?!\d)|\d{1,400})(?:\.\d{1,400})?|\.\d{1,400}"
-NUMBER = re.compile(
-    rf"\\[dt]?frac\{{\d+\}}\{{\d+\}}|(?:(?<![\w)])[-+])?(?:{DIGITS})(?:/(?:{DIGITS}))?"
+_PUNCTUATION = re.compile(r"[\s.,;:!?\"'`*_()\[\]{}、。，；：！？“”‘’「」《》…]+")
+_ARTICLE = re.compile(r"\b(?:the|an?)\s+")
+_SENTENCE_END = re.compile(r"[。；;]|\.(?=\s|$)")
+_SENTENCE = re.compile(r"[一-鿿\n]|(?<![\\A-Za-z])[A-Za-z]{2}")  # what formulas do not have
+_DIGITS = r"(?:\d{1,3}(?:,\d{3}){1,20}(?!\d)|\d{1,400})(?:\.\d{1,400})?|\.\d{1,400}"
+_NUMBER = re.compile(
+    rf"\\[dt]?frac\{{\d+\}}\{{\d+\}}|(?:(?<![\w)])[-+])?(?:{_DIGITS})(?:/(?:{_DIGITS}))?"
 )
-LABEL = r"\\(?:text|mathrm|mbox|textbf)\{([^{}]*)\}"
-UNIT = r"%|[一-鿿].*|\s(?:[mgshLNJWVAKCF]|[^\W\d_]{2}[^\d\\^_{}=+*/,()]*)"  # `5 x` is no length
-FRACTION = rf"(?P<top>{DIGITS})?\s*/\s*(?P<below>{DIGITS})"
-PLAIN = re.compile(rf"([-+]?)(?P<whole>{DIGITS})?\s*(?:{FRACTION})?\s*?(?P<unit>{UNIT})?")
-SCALES = {"万": 10**4, "亿": 10**8, "million": 10**6, "billion": 10**9}
-DRESSING = (  # what does not change a number, and what takes its place
+_LATEX_TEXT = r"\\(?:text|mathrm|mbox|textbf)\{([^{}]*)\}"
+_UNIT = r"%|[一-鿿].*|\s(?:[mgshLNJWVAKCF]|[^\W\d_]{2}[^\d\\^_{}=+*/,()]*)"  # `5 x` is no length
+_FRACTION = rf"(?P<top>{_DIGITS})?\s*/\s*(?P<below>{_DIGITS})"
+_PLAIN_NUMBER = re.compile(
+    rf"(?P<sign>[-+]?)(?P<whole>{_DIGITS})?\s*(?:{_FRACTION})?\s*?(?P<unit>{_UNIT})?"
+)
+_SCALES = {"万": 10**4, "亿": 10**8, "million": 10**6, "billion": 10**9}
+_DRESSING = (  # what does not change a number, and what replaces it
     (r"\\(?:left|right|displaystyle|[$!,;: ()\[\]])|[*$¥€£`°]|\\(?=%)|\^\s*\{?\\circ\}?", " "),
-    (LABEL, r" \1"),
+    (_LATEX_TEXT, r" \1"),
     (r"\\[dt]?frac\{?(\d+)\}?\{?(\d+)\}?", r" \1/\2"),
     (r"\{,\}", ","),
     (r"^\s*[a-zA-Z]\s*=|\.\s*$", ""),
 )
-JUDGE = r"""
+_JUDGE_SOURCE = r"""
 import json, os, signal
 from math_verify import parse, verify
 os.write(3, b"\n")
@@ -48,130 +57,194 @@ for line in open(3, "rb", closefd=False):
     os.write(3, json.dumps(verify(*pair, timeout_seconds=0)).encode() + b"\n")
     signal.alarm(0)
 """
+Number = tuple[Fraction, str]  # value and unit
+
+
+# The final answer of a response -------------------------------------------------------------------
 
 
 def spoken(text: str) -> str:
-    """A response without its thoughts; one that never left them says nothing."""
-    rest = text.rpartition("</think>")[2]
-    return "" if "<think>" in rest else rest
+    """Returns a response without its thoughts; one that never left them says nothing."""
+    after_thoughts = text.rpartition("</think>")[2]
+    return "" if "<think>" in after_thoughts else after_thoughts
 
 
 def final_answer(text: str) -> str | None:
-    """What a response gives as its result: the last box, `<answer>`, `####`, "the answer is"."""
+    """Returns what a response marks as its result, None where it marks nothing.
+
+    Marks are, in this order: the last box, `<answer>`, `####`, "the answer is"."""
     text = spoken(text)
-    marked = boxed(text)
-    for opening, closing in (("<answer>", "</answer>"), ("####", "\n")):
-        if marked is None and opening in text:
-            marked = text.rpartition(opening)[2].partition(closing)[0]
+    marked = _last_box(text)
+    if marked is None and "<answer>" in text:
+        marked = text.rpartition("<answer>")[2].partition("</answer>")[0]
+    if marked is None and "####" in text:
+        marked = text.rpartition("####")[2].partition("\n")[0]
     if marked is None:
-        cues = [match[1] for match in CUE.finditer(text[-MAX_TAIL:]) if match[1].strip(" *")]
-        marked = SENTENCE_END.split(cues[-1])[0] if cues else ""
+        marked = _announced_answer(text)
     return marked.strip(" \n\t*`")[:MAX_ANSWER] or None
 
 
-def boxed(text: str) -> str | None:
+def _last_box(text: str) -> str | None:
     """The content of the last `\\boxed{…}` that closes, braces within it included."""
-    for match in reversed(list(re.finditer(r"\\f?boxed\s*\{", text))[-8:]):
-        depth, start = 1, match.end()
-        for at in range(start, min(len(text), start + MAX_ANSWER)):
-            depth += {"{": 1, "}": -1}.get(text[at], 0)
-            if not depth:
-                return text[start:at]
+    openings = list(re.finditer(r"\\f?boxed\s*\{", text))
+    for opening in reversed(openings[-_MAX_BOXES:]):
+        start = opening.end()
+        depth = 1
+        for position in range(start, min(len(text), start + MAX_ANSWER)):
+            if text[position] == "{":
+                depth += 1
+            elif text[position] == "}":
+                depth -= 1
+            if depth == 0:
+                return text[start:position]
     return None
 
 
+def _announced_answer(text: str) -> str:
+    """What follows the last "the answer is" or "答案是", up to the end of its sentence."""
+    cues = _ANSWER_CUE.finditer(text[-_MAX_TAIL:])
+    announced = [cue[1] for cue in cues if cue[1].strip(" *")]
+    return _SENTENCE_END.split(announced[-1])[0] if announced else ""
+
+
 def math_answer(text: str) -> str | None:
-    """The final answer, or the text itself where it is a formula; of sentences the last number."""
-    found = final_answer(text) or spoken(text).strip()
-    wordy = len(found) > MAX_NUMBER or WORDS.search(re.sub(LABEL, "", found))
-    if plain_number(found) or not wordy:
-        return found or None
-    if "\\" in found and final_answer(text):
-        return found
-    numbers = NUMBER.findall(found)
-    return numbers[-1] if numbers else final_answer(text)
+    """Returns the final answer, or the text itself where it is a formula.
+
+    Of an answer in sentences only the last number is returned."""
+    marked = final_answer(text)
+    answer = marked or spoken(text).strip()
+    if plain_number(answer) or not _is_wordy(answer):
+        return answer or None
+    if "\\" in answer and marked:
+        return answer
+    numbers = _NUMBER.findall(answer)
+    return numbers[-1] if numbers else marked
+
+
+def _is_wordy(answer: str) -> bool:
+    if len(answer) > _MAX_NUMBER:
+        return True
+    return _SENTENCE.search(re.sub(_LATEX_TEXT, "", answer)) is not None
+
+
+# Numbers and texts --------------------------------------------------------------------------------
 
 
 @functools.lru_cache(1 << 14)
-def plain_number(text: str) -> tuple[Fraction, str] | None:
-    """A number with its unit, however it is dressed: `$1,234.50`, `\\frac{1}{2}`, `-3/4`, `1 1/2`,
-    `50\\%`, `3万`, `x = 5 \\text{ km}`. None when it is more than that."""
-    if len(text) > MAX_NUMBER:
+def plain_number(text: str) -> Number | None:
+    """Read a number with its unit; None where the text is more than that.
+
+    It may be dressed as `$1,234.50`, `\\frac{1}{2}`, `-3/4`, `1 1/2`, `50\\%`, `3万` or
+    `x = 5 \\text{ km}`."""
+    if len(text) > _MAX_NUMBER:
         return None
     text = unicodedata.normalize("NFKC", text).replace("−", "-")
-    for pattern, replacement in DRESSING:
+    for pattern, replacement in _DRESSING:
         text = re.sub(pattern, replacement, text)
-    match = PLAIN.fullmatch(text.strip())
+    match = _PLAIN_NUMBER.fullmatch(text.strip())
     if not match or not (match["whole"] or match["top"]) or match["below"] == "0":
         return None
-    numbers = ((match[group] or "0").replace(",", "") for group in ("whole", "top", "below"))
-    value, top, below = map(Fraction, numbers)
+    value = _read_digits(match["whole"])
+    top = _read_digits(match["top"])
+    below = _read_digits(match["below"])
     if below:
         value = value + top / below if match["top"] else value / below
     unit = (match["unit"] or "").strip().casefold()
-    for scale, factor in SCALES.items():
+    for scale, factor in _SCALES.items():
         if unit.startswith(scale):
-            value, unit = value * factor, unit.removeprefix(scale).strip()
-    return -value if match[1] == "-" else value, unit
+            value = value * factor
+            unit = unit.removeprefix(scale).strip()
+    if match["sign"] == "-":
+        value = -value
+    return value, unit
 
 
-def same_number(gold: tuple[Fraction, str], answer: tuple[Fraction, str]) -> bool:
-    """Integers exactly, others to six places; a percentage may be written as a fraction. Units
-    count when both are given in full or both in short."""
-    (a, unit), (b, other) = gold, answer
-    one, two = unit.rstrip("s."), other.rstrip("s.")
-    if one and two and one != two and (len(one) < 4) == (len(two) < 4):
+def _read_digits(digits: str | None) -> Fraction:
+    return Fraction((digits or "0").replace(",", ""))
+
+
+def _same_number(gold: Number, answer: Number) -> bool:
+    """Compare integers exactly and others to six places; a percentage may be a fraction.
+
+    Units count when both are given in full or both in short."""
+    gold_value, gold_unit = gold
+    answer_value, answer_unit = answer
+    if _units_differ(gold_unit, answer_unit):
         return False
-    values = [(a, b), (a / 100, b)] if unit == "%" != other else [(a, b)]
-    values += [(a, b / 100)] if other == "%" != unit else []
-    near = 0 if a.denominator == b.denominator == 1 else Fraction(1, 10**6)
-    return any(abs(x - y) <= near * max(1, abs(x)) for x, y in values)
+    pairs = [(gold_value, answer_value)]
+    if gold_unit == "%" and answer_unit != "%":
+        pairs.append((gold_value / 100, answer_value))
+    if answer_unit == "%" and gold_unit != "%":
+        pairs.append((gold_value, answer_value / 100))
+    are_integers = gold_value.denominator == 1 and answer_value.denominator == 1
+    tolerance = 0 if are_integers else Fraction(1, 10**6)
+    return any(abs(a - b) <= tolerance * max(1, abs(a)) for a, b in pairs)
+
+
+def _units_differ(gold_unit: str, answer_unit: str) -> bool:
+    """Whether two units of the same kind of spelling ("km" or "kilometers") are not the same."""
+    first = gold_unit.rstrip("s.")
+    second = answer_unit.rstrip("s.")
+    if not first or not second or first == second:
+        return False
+    return (len(first) < 4) == (len(second) < 4)
 
 
 def folded(text: str) -> str:
-    """Text without case, punctuation, articles and blanks; full-width letters as plain ones."""
-    plain = ARTICLE.sub("", unicodedata.normalize("NFKC", text).casefold())
-    return PUNCTUATION.sub("", plain).strip("-•")
+    """Normalize a text: no case, punctuation, articles, blanks or full-width letters."""
+    plain_letters = unicodedata.normalize("NFKC", text).casefold()
+    return _PUNCTUATION.sub("", _ARTICLE.sub("", plain_letters)).strip("-•")
 
 
-def same_text(wanted: str, found: str) -> bool:
-    first, second = plain_number(wanted), plain_number(found)
-    if first and second:
-        return same_number(first, second)
-    return folded(wanted) == folded(found) != ""
+def same_text(gold: str, answer: str) -> bool:
+    """Whether two answers are the same, as numbers where both are numbers."""
+    gold_number = plain_number(gold)
+    answer_number = plain_number(answer)
+    if gold_number and answer_number:
+        return _same_number(gold_number, answer_number)
+    return folded(gold) == folded(answer) != ""
+
+
+# Formulas -----------------------------------------------------------------------------------------
 
 
 class MathJudge:
-    """math-verify in `workers` processes, started when needed, killed after `limit_s` a pair."""
+    """math-verify in `workers` processes, started when first needed, killed after `limit_s` on one
+    pair."""
 
     def __init__(self, workers: int = 2, limit_s: float = 5.0):
-        self.limits, self.workers = Limits(wall_s=limit_s, memory_mb=1024), workers
-        self.idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
+        self.limits = Limits(wall_s=limit_s, memory_mb=1024)
+        self.workers = workers
+        # None stands for a process that is not started yet
+        self._idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
         for _ in range(workers):
-            self.idle.put(None)
+            self._idle.put(None)
 
     def equal(self, gold: str, answer: str) -> bool | None:
-        """Whether two answers are the same; None when that could not be told in time."""
-        first, second = plain_number(gold), plain_number(answer)
-        if first and second:
-            return same_number(first, second)
+        """Whether two answers are the same; None when that could not be decided in time."""
+        gold_number = plain_number(gold)
+        answer_number = plain_number(answer)
+        if gold_number and answer_number:
+            return _same_number(gold_number, answer_number)
         if gold == answer or not answer:
             return bool(answer)
-        worker, verdict = self.idle.get(), None
+        worker = self._idle.get()
+        verdict = None
         try:
-            worker = worker or self.start()
+            worker = worker or self._start_worker()
             worker.start_clock(self.limits)
             worker.send(json.dumps([gold[:MAX_ANSWER], answer[:MAX_ANSWER]]).encode())
-            verdict = {b"true": True, b"false": False}.get(worker.receive() or b"")
+            reply = worker.receive() or b""
+            verdict = {b"true": True, b"false": False}.get(reply)
         finally:
             if worker and verdict is None:
                 worker.end()
-            self.idle.put(worker if verdict is not None else None)
+            self._idle.put(worker if verdict is not None else None)
         return verdict
 
-    def start(self) -> Worker:
+    def _start_worker(self) -> Worker:
         worker = plain_worker([path for path in sys.path if path])
-        worker.begin(Limits(wall_s=3600, memory_mb=2048), JUDGE, True)
+        worker.begin(Limits(wall_s=3600, memory_mb=2048), _JUDGE_SOURCE, True)
         if worker.receive() != b"":
             worker.end()
             raise SharpenError("math-verify does not start: pip install math-verify")
@@ -179,6 +252,7 @@ class MathJudge:
 
     def close(self) -> None:
         for _ in range(self.workers):
-            if worker := self.idle.get():
+            worker = self._idle.get()
+            if worker:
                 worker.end()
-            self.idle.put(None)
+            self._idle.put(None)

@@ -1,9 +1,10 @@
-"""The only training step: datums in, one optimiser step out, and the same result however it was
-split.
+"""The only training step: datums in, one optimiser step out, with the same result however the step
+is split into micro-batches.
 
-`step` makes micro-batches by token budget, adds up gradients of one loss that is normalised by the
-whole step's trained tokens, clips, and steps AdamW on fp32 master weights. `logprobs` scores. Every
-step draws its randomness from (seed, step), so that a resumed run repeats an uninterrupted one.
+Every trainer holds a `Learner`. `step` cuts the datums into micro-batches by token budget, adds up
+the gradients of one loss that is normalised by the whole step's trained tokens, clips, and steps
+AdamW on fp32 master weights. `logprobs` scores. Every step seeds its randomness from (seed, step),
+so that a resumed run repeats an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -17,140 +18,187 @@ from typing import Any
 import numpy as np
 import torch
 
-from sharpen.models.attention import plain_head, use_our_attention
+from sharpen.models.attention import use_our_attention
 from sharpen.models.lora import fuse_lora
 from sharpen.models.shared_prompt import shares_prompts
-from sharpen.train.batching import Batch, collate, row_batches, trained_tokens
+from sharpen.train.batching import plan_micro_batches, trained_tokens
+from sharpen.train.collate import Batch
 from sharpen.train.config.learner import LearnerConfig
-from sharpen.train.losses import learning_rate, selected_logprobs
-from sharpen.train.processes import SingleProcess, processes
+from sharpen.train.decoder import Decoder, LogprobModel
+from sharpen.train.losses import learning_rate
+from sharpen.train.processes import join_processes
 from sharpen.types import Datum, SharpenError
 
-Loss = Callable[[torch.Tensor, Batch, float], torch.Tensor]  # logprobs_N, batch, the step's tokens
-MAX_BAD_STEPS = 3
+# (logprobs_N, batch, trained tokens of the step) → the micro-batch's part of the step's loss
+Loss = Callable[[torch.Tensor, Batch, float], torch.Tensor]
+_MAX_BAD_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
+    """What one optimiser step did."""
+
     loss: float
-    norm: float
+    norm: float  # of the gradients, before clipping
     lr: float
     tokens: int  # real tokens of the step, padding not counted
-    trained: int  # of them carrying loss
-    skipped: bool = False
+    trained: int  # those of them that carry loss
+    skipped: bool = False  # the loss or the gradients were not finite
 
 
 class Learner:
     """Holds the model, its fp32 master weights and the optimiser."""
 
     def __init__(
-        self, model: Any, config: LearnerConfig, total_steps: int, core: Decoder | None = None
+        self,
+        model: Any,
+        config: LearnerConfig,
+        total_steps: int,
+        core: Decoder | None = None,
     ):
-        self.model, self.config, self.total_steps = model, config, total_steps
+        self.model = model
+        self.config = config
+        self.total_steps = total_steps
         self.device = str(next(model.parameters()).device)
-        self.processes = processes(config)
-        self.packed = use_our_attention(model) and config.packing == "auto"
-        self.core = core or LogprobModel(model)
-        self.core.packed = self.packed
-        able = self.packed or self.device == "cpu"  # fp32 on a GPU has no kernel for it
-        self.core.shares = able and config.packing == "auto" and shares_prompts(self.core.decoder)
-        fuse_lora(model)
-        if config.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-            for index, layer in enumerate(self.core.decoder.layers):
-                layer.gradient_checkpointing = index % config.gradient_checkpointing_every == 0
-        if config.compile:
-            self.core.compile_layers(config.activation_share)
-        self.runner = self.processes.wrap(self.core)  # what is called: the core, or one around it
-        self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        if not self.trained:
-            raise SharpenError("the model has no trainable parameter")
-        # half-precision weights would lose small updates: AdamW steps fp32 copies of them
-        self.master = {
-            n: p if p.dtype == torch.float32 else p.detach().float()
-            for n, p in self.trained.items()
+        self.processes = join_processes(config)
+        has_kernel = use_our_attention(model)
+        self.packed = has_kernel and config.packing == "auto"
+        self.core = core or LogprobModel(model)  # what gives one number per trained token
+        self._prepare_core()
+        # what is called: the core, or a wrapper around it for several processes
+        runner = self.processes.wrap(self.core)
+        self.trained = {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
         }
-        optimizer = make_optimizer(self.master, config, self.device)
-        self.runner, self.optimizer = self.processes.prepare(self.runner, optimizer)
-        self.before_clip: list[Callable[[Learner], None]] = []  # may add to the gradients
+        if not self.trained:
+            raise SharpenError(
+                "the model has no trainable parameter; attach an adapter or train it with full=true"
+            )
+        self.master = _master_weights(self.trained)
+        optimizer = _make_optimizer(self.master, config, self.device)
+        self._runner, self.optimizer = self.processes.prepare(runner, optimizer)
+        # called with the learner before the gradients are clipped; may add to them
+        self.before_clip: list[Callable[[Learner], None]] = []
         self.steps_done = 0
-        self.bad_steps = 0
+        self._bad_steps = 0  # in a row
         self.token_budget = config.token_budget
 
+    def _prepare_core(self) -> None:
+        """Set the core up as the config asks: layout, LoRA kernel, checkpointing, compilation."""
+        config = self.config
+        core = self.core
+        core.packed = self.packed
+        # in fp32 on a GPU there is no kernel for shared prompts
+        can_share = self.packed or self.device == "cpu"
+        core.shares = can_share and config.packing == "auto" and shares_prompts(core.decoder)
+        fuse_lora(self.model)
+        if config.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            for index, layer in enumerate(core.decoder.layers):
+                recompute = index % config.gradient_checkpointing_every == 0
+                layer.gradient_checkpointing = recompute
+        if config.compile:
+            core.compile_layers(config.activation_share)
+
+    # Training --------------------------------------------------------------------------------
+
     def step(self, datums: Sequence[Datum], loss: Loss) -> StepReport:
-        """One optimiser step over `datums`."""
-        trained = sum(trained_tokens(d) for d in datums)
+        """Make one optimiser step over `datums`."""
+        trained = sum(trained_tokens(datum) for datum in datums)
         if not trained:
-            raise SharpenError("a step without a trained token")
-        lr = learning_rate(
-            self.steps_done,
-            self.total_steps,
-            self.config.learning_rate,
-            self.config.lr_scheduler,
-            math.ceil(self.config.warmup_ratio * self.total_steps),
-        )
-        self.model.train()
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr * group["rate"]
-        value = self.accumulate(datums, loss, float(trained))
-        for change in self.before_clip:
-            change(self)
-        norm = math.nan
-        if math.isfinite(value):
-            masters, clip = list(self.master.values()), self.config.clip_norm
-            norm = self.processes.step(self.runner, self.optimizer, masters, clip)
-        skipped = not math.isfinite(norm)
-        self.bad_steps = self.bad_steps + 1 if skipped else 0
-        if self.bad_steps >= MAX_BAD_STEPS:
             raise SharpenError(
-                f"step {self.steps_done + 1}: {MAX_BAD_STEPS} steps in a row had a loss or "
-                "gradient that is not finite; lower the learning rate or look at the data"
+                f"step {self.steps_done + 1}: none of its {len(datums)} rows has a trained token; "
+                "look at the rows with `sharpen data check`"
             )
+        lr = self._set_learning_rate()
+        self.model.train()
+        loss_value = self.accumulate(datums, loss, float(trained))
+        for change_gradients in self.before_clip:
+            change_gradients(self)
+        norm = math.nan
+        if math.isfinite(loss_value):
+            norm = self.processes.step(
+                self._runner, self.optimizer, list(self.master.values()), self.config.clip_norm
+            )
+        skipped = not math.isfinite(norm)
+        self._count_bad_step(skipped)
         if not skipped:
             self.publish()
         self.optimizer.zero_grad(set_to_none=True)
         self.steps_done += 1
-        tokens = sum(len(d.ids) for d in datums)
-        return StepReport(value, norm, lr, tokens, trained, skipped)
+        tokens = sum(len(datum.ids) for datum in datums)
+        return StepReport(loss_value, norm, lr, tokens, trained, skipped)
+
+    def _set_learning_rate(self) -> float:
+        """Give the optimiser this step's learning rate and return it."""
+        config = self.config
+        warmup_steps = math.ceil(config.warmup_ratio * self.total_steps)
+        lr = learning_rate(
+            self.steps_done,
+            self.total_steps,
+            config.learning_rate,
+            config.lr_scheduler,
+            warmup_steps,
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group["rate"]
+        return lr
+
+    def _count_bad_step(self, skipped: bool) -> None:
+        """Stop the run when too many steps in a row were skipped."""
+        self._bad_steps = self._bad_steps + 1 if skipped else 0
+        if self._bad_steps >= _MAX_BAD_STEPS:
+            raise SharpenError(
+                f"step {self.steps_done + 1}: {_MAX_BAD_STEPS} steps in a row had a loss or "
+                "gradient that is not finite; lower the learning rate or look at the data"
+            )
 
     def accumulate(self, datums: Sequence[Datum], loss: Loss, trained: float) -> float:
-        """Gradients of the whole step into the master weights; on a full GPU again with half the
-        micro-batch."""
+        """Add up the gradients of the whole step in the master weights and return the loss.
+
+        On a full GPU the micro-batch is halved, the step is retried, and a line is printed.
+        """
         while True:
             try:
                 torch.manual_seed(self.config.seed * 1_000_003 + self.steps_done)
                 self.optimizer.zero_grad(set_to_none=True)
                 return self.forward_backward(datums, loss, trained)
             except torch.cuda.OutOfMemoryError:
-                largest = max(len(d.ids) for d in datums)
-                if self.token_budget <= largest or self.processes.world > 1:
+                longest = max(len(datum.ids) for datum in datums)
+                if self.token_budget <= longest or self.processes.world > 1:
                     raise SharpenError(
                         f"out of GPU memory with micro-batches of {self.token_budget} tokens; turn "
                         "on gradient_checkpointing or lower token_budget or max_length"
                     ) from None
-                self.token_budget = max(self.token_budget // 2, largest)
+                self.token_budget = max(self.token_budget // 2, longest)
                 for parameter in self.trained.values():
                     parameter.grad = None
                 torch.cuda.empty_cache()
                 print(f"out of GPU memory: micro-batches of {self.token_budget} tokens from now on")
 
     def forward_backward(self, datums: Sequence[Datum], loss: Loss, trained: float) -> float:
-        """This process's micro-batches. Gradients are averaged over processes, hence the factor; a
-        process without rows runs one for nothing, because the others wait for it."""
-        group = self.processes
+        """Run this process's micro-batches and return the loss of the step over all processes."""
+        processes = self.processes
         total = torch.zeros((), device=self.device)
-        shape = (self.packed, group.world, self.core.shares)
-        mine = group.mine(row_batches(datums, self.token_budget, *shape))
-        for number, chosen in enumerate(mine):
-            last = number == len(mine) - 1
-            batch = self.core.batch([datums[i] for i in chosen] or datums[:1])
-            with group.accumulating(self.runner, last):
-                part = loss(self.runner(batch), batch, trained) * (1.0 if chosen else 0.0)
-                group.backward(self.runner, part * group.world, last)
-            total += part.detach()  # read once a step: reading waits for the GPU
-            if group.world == 1 or last:
+        batches = plan_micro_batches(
+            datums, self.token_budget, self.packed, processes.world, self.core.shares
+        )
+        own_batches = processes.own_share(batches)
+        for number, indices in enumerate(own_batches):
+            last = number == len(own_batches) - 1
+            # A process without rows runs one for nothing, because the others wait for it.
+            batch = self.core.batch([datums[index] for index in indices] or datums[:1])
+            factor = 1.0 if indices else 0.0
+            with processes.accumulating(self._runner, last):
+                part = loss(self._runner(batch), batch, trained) * factor
+                # gradients are averaged over processes, but their sum is needed
+                processes.backward(self._runner, part * processes.world, last)
+            total += part.detach()  # read once per step: reading waits for the GPU
+            if processes.world == 1 or last:
                 self.gather_gradients()
-        return group.total(total)
+        return processes.sum(total)
 
     def gather_gradients(self) -> None:
         """Add half-precision gradients to fp32 ones, so that many micro-batches add up exactly."""
@@ -158,149 +206,124 @@ class Learner:
             master = self.master[name]
             if master is parameter or parameter.grad is None:
                 continue
-            master.grad = (
-                parameter.grad.float() if master.grad is None else master.grad.add_(parameter.grad)
-            )
+            if master.grad is None:
+                master.grad = parameter.grad.float()
+            else:
+                master.grad.add_(parameter.grad)
             parameter.grad = None
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Master weights → the model's own, which tell whoever sampled from them that they changed:
-        a fused AdamW does not."""
+        """Copy the master weights into the model's own.
+
+        A fused AdamW does not mark weights as changed, which those who sample from them check.
+        """
         for name, parameter in self.trained.items():
             if self.master[name] is not parameter:
                 parameter.copy_(self.master[name])
             torch.autograd.graph.increment_version(parameter)
 
-    def logprobs(self, datums: Sequence[Datum]) -> list[np.ndarray]:
-        """Log-probabilities of each datum's trained tokens, in order."""
-        self.model.eval()
-        return self.core.score(datums, self.token_budget, self.processes, self.runner)
+    # Scoring ---------------------------------------------------------------------------------
 
-    values = logprobs  # of a core that gives values
+    def logprobs(self, datums: Sequence[Datum]) -> list[np.ndarray]:
+        """Return the log-probabilities of each datum's trained tokens, in order."""
+        self.model.eval()
+        return self.core.score(datums, self.token_budget, self.processes, self._runner)
+
+    def values(self, datums: Sequence[Datum]) -> list[np.ndarray]:
+        """The same for a core that gives values."""
+        return self.logprobs(datums)
 
     def mean_loss(self, datums: Sequence[Datum]) -> float:
-        """Mean negative log-likelihood over all trained tokens."""
-        found = self.logprobs(datums)
-        return -float(sum(v.sum(dtype=np.float64) for v in found)) / max(sum(map(len, found)), 1)
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        """What was trained, whole, by the model's names; every process must ask."""
-        return {n: self.processes.full(p) for n, p in self.trained.items()}
+        """Return the mean negative log-likelihood over all trained tokens."""
+        logprobs = self.logprobs(datums)
+        total = float(sum(values.sum(dtype=np.float64) for values in logprobs))
+        tokens = sum(len(values) for values in logprobs)
+        return -total / max(tokens, 1)
 
     # State -----------------------------------------------------------------------------------
 
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return the trained weights, whole, by the model's names; every process must call it."""
+        return {name: self.processes.full(weight) for name, weight in self.trained.items()}
+
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Everything that the next step depends on: tensors and plain values."""
-        group = self.processes
-        tensors = {f"weight.{n}": group.full(p) for n, p in self.master.items()}
-        for name, parameter in self.master.items():
-            for key, value in group.moments(self.optimizer, parameter).items():
+        """Return everything that the next step depends on: tensors and plain values.
+
+        Tensors are named `weight.NAME` and `optim.KEY.NAME`; every process must call it.
+        """
+        processes = self.processes
+        tensors = {}
+        for name, weight in self.master.items():
+            tensors[f"weight.{name}"] = processes.full(weight)
+        for name, weight in self.master.items():
+            for key, value in processes.moments(self.optimizer, weight).items():
                 tensors[f"optim.{key}.{name}"] = value
-        return tensors, {"steps_done": self.steps_done, "bad_steps": self.bad_steps}
+        return tensors, {"steps_done": self.steps_done, "bad_steps": self._bad_steps}
 
     def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
-        missing = [n for n in self.master if f"weight.{n}" not in tensors]
-        if missing:
-            raise SharpenError(
-                f"the checkpoint has no {missing[0]}: it is of another model or adapter"
-            )
-        moments: dict[str, dict[str, Any]] = {}
-        for key, tensor in tensors.items():
-            kind, _, rest = key.partition(".")
+        """Continue from what `state` returned."""
+        for name in self.master:
+            if f"weight.{name}" not in tensors:
+                raise SharpenError(
+                    f"the checkpoint has no {name}: it is of another model or adapter; "
+                    "start in another folder"
+                )
+        moments_by_name: dict[str, dict[str, Any]] = {}
+        for tensor_name, tensor in tensors.items():
+            kind, _, rest = tensor_name.partition(".")
             if kind == "optim":
-                part, _, name = rest.partition(".")
-                moments.setdefault(name, {})[part] = tensor
-        for found in moments.values():
-            if self.config.optimizer == "adamw_8bit":  # which counts steps in an int
-                found["step"] = int(found["step"])
+                key, _, name = rest.partition(".")
+                moments_by_name.setdefault(name, {})[key] = tensor
+        if self.config.optimizer == "adamw_8bit":  # which counts steps in an int
+            for moments in moments_by_name.values():
+                moments["step"] = int(moments["step"])
         with torch.no_grad():
             for name, parameter in self.master.items():
-                weight, found = tensors[f"weight.{name}"], moments.get(name, {})
-                self.processes.restore(self.optimizer, parameter, weight, found)
+                weight = tensors[f"weight.{name}"]
+                moments = moments_by_name.get(name, {})
+                self.processes.restore(self.optimizer, parameter, weight, moments)
         self.publish()
-        self.steps_done, self.bad_steps = values["steps_done"], values["bad_steps"]
+        self.steps_done = values["steps_done"]
+        self._bad_steps = values["bad_steps"]
 
 
-class Decoder(torch.nn.Module):
-    """A model as one function of a batch: its decoder, and one figure for each trained token."""
-
-    def __init__(self, decoder: Any):
-        super().__init__()
-        self.decoder, self.packed, self.compiled = decoder, False, False
-        self.shares = False  # whether rows of one prompt compute it once
-
-    def batch(self, datums: Sequence[Datum]) -> Batch:
-        device = str(next(self.parameters()).device)
-        return collate(datums, device, self.packed, self.shares)
-
-    def hidden(self, batch: Batch) -> torch.Tensor:
-        return self.decoder(
-            input_ids=batch.tokens_B_T, use_cache=False, **batch.extra
-        ).last_hidden_state
-
-    @torch.no_grad()
-    def score(
-        self, datums: Sequence[Datum], token_budget: int, group: Any = None, runner: Any = None
-    ) -> list[np.ndarray]:
-        """The figures of each datum's trained tokens, whatever its place in a micro-batch."""
-        group, runner = group or SingleProcess(), runner or self
-        found: dict[int, np.ndarray] = {}
-        shape = (self.packed, group.world, self.shares)
-        for chosen in group.mine(row_batches(datums, token_budget, *shape)):
-            batch = self.batch([datums[i] for i in chosen] or datums[:1])
-            values, rows = runner(batch).cpu().numpy(), batch.row_N.cpu().numpy()
-            found |= {index: values[rows == row] for row, index in enumerate(chosen)}
-        found = group.gather(found)
-        return [found[index] for index in range(len(datums))]
-
-    def compile_layers(self, activation_share: float = 1.0) -> None:
-        """The layers are alike: one graph serves all of them, whatever the length. Below a share of
-        1 the compiler recomputes what is cheapest to compute again."""
-        import torch._functorch.config as compiler
-
-        compiler.activation_memory_budget = activation_share
-        self.compiled = True
-        for layer in self.decoder.layers:
-            layer.compile(dynamic=True)
+def _master_weights(trained: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return what the optimiser steps: the fp32 parameters themselves, and fp32 copies of the
+    others, because half-precision weights would lose small updates."""
+    master = {}
+    for name, parameter in trained.items():
+        is_fp32 = parameter.dtype == torch.float32
+        master[name] = parameter if is_fp32 else parameter.detach().float()
+    return master
 
 
-class LogprobModel(Decoder):
-    """A causal model: log-probabilities of the trained tokens. Logits exist for those positions
-    only."""
-
-    def __init__(self, model: Any):
-        causal = model.get_base_model() if hasattr(model, "get_base_model") else model
-        head = plain_head(causal)
-        super().__init__(getattr(causal, causal.base_model_prefix))
-        self.head, self.temperature = head, 1.0
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        hidden_N_D = self.hidden(batch).flatten(0, 1)[batch.at_N]
-        if self.temperature != 1.0:  # the distribution that was sampled from
-            hidden_N_D = hidden_N_D / self.temperature
-        return selected_logprobs(hidden_N_D, self.head.weight, batch.targets_N, self.compiled)
-
-
-def make_optimizer(parameters: dict[str, Any], config: LearnerConfig, device: str) -> Any:
-    """AdamW; matrices decay, vectors (norms, biases) do not, and LoRA's B may learn faster than
-    A."""
-    groups: dict[tuple[bool, bool], list[Any]] = {}
+def _make_optimizer(
+    parameters: dict[str, torch.Tensor], config: LearnerConfig, device: str
+) -> torch.optim.Optimizer:
+    """Make an AdamW. Matrices decay, vectors (norms, biases) do not; LoRA's B matrices may have a
+    higher learning rate than the A matrices (LoRA+)."""
+    groups: dict[tuple[bool, bool], list[torch.Tensor]] = {}
     for name, parameter in parameters.items():
-        groups.setdefault((parameter.dim() > 1, "lora_B" in name), []).append(parameter)
-    settings = [
-        {
-            "params": found,
-            "weight_decay": config.weight_decay if decays else 0.0,
-            "rate": config.lora_plus_ratio if faster else 1.0,
-        }
-        for (decays, faster), found in groups.items()
-    ]
-    given = {"lr": config.learning_rate, "betas": config.adam_betas}
+        is_matrix = parameter.dim() > 1
+        is_lora_b = "lora_B" in name
+        groups.setdefault((is_matrix, is_lora_b), []).append(parameter)
+    settings = []
+    for (is_matrix, is_lora_b), members in groups.items():
+        settings.append(
+            {
+                "params": members,
+                "weight_decay": config.weight_decay if is_matrix else 0.0,
+                "rate": config.lora_plus_ratio if is_lora_b else 1.0,
+            }
+        )
+    on_cuda = device.startswith("cuda")
+    lr = config.learning_rate
+    betas = config.adam_betas
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(settings, fused=device.startswith("cuda"), **given)
-    if not device.startswith("cuda") or importlib.util.find_spec("bitsandbytes") is None:
+        return torch.optim.AdamW(settings, fused=on_cuda, lr=lr, betas=betas)
+    if not on_cuda or importlib.util.find_spec("bitsandbytes") is None:
         raise SharpenError("adamw_8bit: needs a CUDA device and pip install 'sharpen[gpu]'")
     from bitsandbytes.optim import AdamW8bit  # type: ignore[reportMissingImports]
 
-    return AdamW8bit(settings, **given)
+    return AdamW8bit(settings, lr=lr, betas=betas)

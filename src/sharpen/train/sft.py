@@ -1,7 +1,8 @@
 """Supervised fine-tuning on dialogs: one flat loop over the learner.
 
 Every step's rows follow from (seed, step), and a run killed anywhere continues from its last good
-checkpoint with the same losses.
+checkpoint with the same losses. Called by `sharpen train sft`; the other trainers share its
+functions for opening run folders and saving models.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sharpen.data.sources import resolve
 from sharpen.models.load import attach_lora, load_model, load_tokenizer
 from sharpen.records import RunFolder, atomic_folder, sha256_file
 from sharpen.render import Renderer, hermes_template
 from sharpen.tools import load_object
-from sharpen.train.batching import Batch
+from sharpen.train.collate import Batch
 from sharpen.train.config.run import RunConfig
 from sharpen.train.config.sft import AgentSFTConfig
 from sharpen.train.dataset import TrainingRows
 from sharpen.train.display import peak_memory
 from sharpen.train.learner import Learner
+from sharpen.train.losses import sft_loss
 from sharpen.train.run import TrainingRun, first_process
 from sharpen.types import Datum, Json, SharpenError
 
@@ -34,27 +38,35 @@ class AgentSFTTrainer:
     rows. `metric(model, renderer)`, higher is better, chooses the best weights instead of the dev
     loss."""
 
+    renderer: Renderer
+    learner: Learner
+
     def __init__(
         self,
         config: AgentSFTConfig,
         output: str | Path = "runs/sft",
         metric: Callable[[Any, Renderer], float] | None = None,
     ):
-        self.config, self.output = config, Path(output)
-        self.metric = metric or (load_object(config.metric) if config.metric else None)
+        self.config = config
+        self.output = Path(output)
+        if metric is None and config.metric:
+            metric = load_object(config.metric)
+        self.metric = metric
         self.model: Any = None
         self.data: TrainingRows | None = None
 
     def prepare_datasets(self) -> TrainingRows:
-        """Read, choose and render the rows."""
+        """Read, select and render the rows."""
         self.renderer = Renderer(load_tokenizer(self.config.base_model), self.config.template)
         self.data = TrainingRows(self.config, self.renderer)
         print(self.data)
         return self.data
 
     def train(self) -> dict[str, float]:
-        """Run to the end, or on from where a killed run stopped. Returns last and best figures."""
-        data, config = self.data or self.prepare_datasets(), self.config
+        """Run to the end, or continue where a killed run stopped. Returns the last and best
+        figures."""
+        config = self.config
+        data = self.data or self.prepare_datasets()
         open_folder(self.output, config)
         self.model = make_trainable(load_model(config), config)
         self.learner = learner = Learner(self.model, config, data.total)
@@ -62,59 +74,85 @@ class AgentSFTTrainer:
             state = run.resume({"best": None, "since_best": 0})
             while learner.steps_done < data.total:
                 report = learner.step(data.step_rows(learner.steps_done), token_mean)
-                row: Json = {"step": learner.steps_done, **asdict(report)}
-                if row["step"] % config.eval_steps == 0 or row["step"] == data.total:
-                    row |= self.evaluate(data.dev, state)
+                step = learner.steps_done
+                row: Json = {"step": step, **asdict(report)}
+                if step % config.eval_steps == 0 or step == data.total:
+                    row |= self._evaluate(data.dev, state)
                 run.end_of_step(row, state, show="dev_loss" in row or "metric" in row)
                 if config.patience and state["since_best"] >= config.patience:
                     print(f"stopping: no gain in the last {config.patience} evaluations")
                     break
-        self.finish()
+        self._write_final()
         figures = {"loss": run.folder.metrics()[-1]["loss"]} if run.first else {}
-        figures |= {"rows": len(data.rows), "peak_gib": peak_memory(learner.device)}
+        figures["rows"] = len(data.rows)
+        figures["peak_gib"] = peak_memory(learner.device)
         if state["best"] is not None:
-            name, sign = ("best_metric", 1) if self.metric else ("best_dev_loss", -1)
-            figures[name] = sign * state["best"]
+            if self.metric:
+                figures["best_metric"] = state["best"]
+            else:
+                figures["best_dev_loss"] = -state["best"]
         return figures
 
-    def evaluate(self, dev: Sequence[Datum], state: Json) -> Json:
-        """Dev loss and metric where there are any; the best weights so far are kept in `best/`."""
+    def _evaluate(self, dev_rows: Sequence[Datum], state: Json) -> Json:
+        """Measure the dev loss and the metric, where there are any, and keep the best weights so
+        far in `best/`."""
         row: Json = {}
-        if dev:
-            row["dev_loss"] = self.learner.mean_loss(dev)
+        if dev_rows:
+            row["dev_loss"] = self.learner.mean_loss(dev_rows)
         if self.metric:
             self.model.eval()
             row["metric"] = float(self.metric(self.model, self.renderer))
-        if row:
-            value = row["metric"] if self.metric else -row["dev_loss"]
-            if not math.isfinite(value):
-                raise SharpenError(f"step {self.learner.steps_done}: the metric is {value}")
-            if state["best"] is None or value > state["best"]:
-                state["best"], state["since_best"] = value, 0
-                self.save_model(self.output / "best")
-            else:
-                state["since_best"] += 1
+        if not row:
+            return row
+        value = row["metric"] if self.metric else -row["dev_loss"]
+        if not math.isfinite(value):
+            raise SharpenError(
+                f"step {self.learner.steps_done}: the evaluation gave {row}, expected finite "
+                "numbers; look at the metric and the dev rows, or lower the learning rate"
+            )
+        if state["best"] is None or value > state["best"]:
+            state["best"] = value
+            state["since_best"] = 0
+            self.save_model(self.output / "best")
+        else:
+            state["since_best"] += 1
         return row
 
-    def finish(self) -> None:
-        """`final/`: the best weights where they were measured, else the last."""
+    def _write_final(self) -> None:
+        """Write `final/`: the best weights if they were measured, otherwise the last."""
+        is_first = self.learner.processes.rank == 0
         if not (self.output / "best").is_dir():
             self.save_model(self.output / "final")
-        elif self.learner.processes.rank == 0:
-            with atomic_folder(self.output / "final") as work:
-                shutil.copytree(self.output / "best", work, dirs_exist_ok=True)
-        if self.data and self.data.replay and self.learner.processes.rank == 0:
+        elif is_first:
+            with atomic_folder(self.output / "final") as work_folder:
+                shutil.copytree(self.output / "best", work_folder, dirs_exist_ok=True)
+        if self.data and self.data.replay and is_first:
             self.data.replay.save(self.output / "replay.json")
 
     def save_model(self, path: str | Path) -> None:
-        """A plain PEFT adapter or model folder, with the tokenizer and template of the training."""
+        """Write a plain PEFT adapter or model folder, with the tokenizer and template that were
+        trained with."""
         save_trained(self.learner, self.renderer, path)
 
 
-def make_trainable(model: Any, config: RunConfig) -> Any:
-    """All weights, or a fresh adapter."""
-    import torch
+class AgentLoRATrainer(AgentSFTTrainer):
+    """The specification's name for the same trainer."""
 
+    def prepare_data(self) -> None:
+        """The specification's name for `prepare_datasets`."""
+        self.prepare_datasets()
+
+
+def token_mean(logprobs_N: torch.Tensor, batch: Batch, step_tokens: float) -> torch.Tensor:
+    """The learner's loss for SFT: the weighted mean over all trained tokens of a step."""
+    return sft_loss(logprobs_N, batch.weight_N, step_tokens)
+
+
+# Shared with the other trainers ----------------------------------------------------------------
+
+
+def make_trainable(model: Any, config: RunConfig) -> Any:
+    """Return the model with all weights trainable, or with a fresh adapter."""
     if config.full:
         return model.requires_grad_(True)
     torch.manual_seed(config.seed)  # the adapter's first weights are random
@@ -124,46 +162,38 @@ def make_trainable(model: Any, config: RunConfig) -> Any:
 def save_trained(
     learner: Learner, renderer: Renderer, path: str | Path, whole: bool = False
 ) -> None:
-    """`whole`: with the adapter merged into a copy of its base, at the cost of a second model in
-    the CPU's memory."""
-    weights = learner.weights()  # of all processes, before the first one writes
-    if learner.processes.rank:
+    """Write the model folder. `whole`: with the adapter merged into a copy of its base, which needs
+    a second model in CPU memory."""
+    weights = learner.weights()  # from all processes, before the first one writes
+    if learner.processes.rank != 0:
         return
     tokenizer = renderer.tokenizer
     if renderer.template is None:
         tokenizer.chat_template = hermes_template()
-    with atomic_folder(path) as work:
+    with atomic_folder(path) as work_folder:
         if whole and hasattr(learner.model, "merge_and_unload"):
-            copied = copy.deepcopy(learner.model.to("cpu"))
+            model_copy = copy.deepcopy(learner.model.to("cpu"))
             learner.model.to(learner.device)
-            copied.merge_and_unload().save_pretrained(work)
+            model_copy.merge_and_unload().save_pretrained(work_folder)
         else:
-            learner.model.save_pretrained(work, state_dict=weights)
-        tokenizer.save_pretrained(work)
-
-
-class AgentLoRATrainer(AgentSFTTrainer):
-    """The specification's name for the same trainer."""
-
-    def prepare_data(self) -> None:
-        self.prepare_datasets()
-
-
-def token_mean(logprobs_N: Any, batch: Batch, step_tokens: float) -> Any:
-    from sharpen.train.losses import sft_loss
-
-    return sft_loss(logprobs_N, batch.weight_N, step_tokens)
+            learner.model.save_pretrained(work_folder, state_dict=weights)
+        tokenizer.save_pretrained(work_folder)
 
 
 def open_folder(folder: Path, config: RunConfig) -> None:
-    """Refuse another run's folder, or a full disk, before anything is loaded."""
-    if first_process():
-        sources = [path for name in config.train_data.split(",") for path in resolve(name)]
-        RunFolder(folder, config, {p.name: sha256_file(p) for p in sources})
-        check_disk(folder, config)
+    """Open the run folder before anything is loaded; refuse another run's folder and a full
+    disk."""
+    if not first_process():
+        return
+    hashes = {}
+    for name in config.train_data.split(","):
+        for path in resolve(name):
+            hashes[path.name] = sha256_file(path)
+    RunFolder(folder, config, hashes)
+    _check_disk(folder, config)
 
 
-def check_disk(folder: Path, config: RunConfig) -> None:
+def _check_disk(folder: Path, config: RunConfig) -> None:
     """Refuse before the first step what would fill the disk at a later one."""
     from sharpen.models.estimate import shape_of
     from sharpen.models.find import find_model
@@ -173,9 +203,16 @@ def check_disk(folder: Path, config: RunConfig) -> None:
     if not (base / "config.json").is_file():
         return
     shape = shape_of(read_json(base / "config.json"), str(base))
-    rank, targets = config.lora_r, config.lora_target_modules
-    count = shape.parameters() if config.full else shape.lora_parameters(rank, targets)
-    needed = count * (12 * (config.keep_checkpoints + 1) + 8)
-    if needed > (free := shutil.disk_usage(folder).free):
-        sizes = f"need about {needed >> 20} MiB, the disk has {free >> 20} MiB"
-        raise SharpenError(f"{folder}: checkpoints {sizes}")
+    if config.full:
+        trained = shape.parameters()
+    else:
+        trained = shape.lora_parameters(config.lora_r, config.lora_target_modules)
+    # A checkpoint holds fp32 weights and two moments: 12 bytes per trained parameter. One more than
+    # is kept exists while it is written. `best/` and `final/` hold the weights in fp32.
+    needed_bytes = trained * (12 * (config.keep_checkpoints + 1) + 8)
+    free_bytes = shutil.disk_usage(folder).free
+    if needed_bytes > free_bytes:
+        raise SharpenError(
+            f"{folder}: checkpoints need about {needed_bytes >> 20} MiB, the disk has "
+            f"{free_bytes >> 20} MiB; free some space or lower keep_checkpoints"
+        )

@@ -1,5 +1,8 @@
-"""Metrics elsewhere: TensorBoard, trackio and wandb by name. The run folder's own
-`metrics.jsonl` is always written and is the record; these are views of it."""
+"""Sends metrics to TensorBoard, trackio and wandb, chosen by name in `report_to`.
+
+`TrainingRun` calls it after every step. The run folder's own `metrics.jsonl` is always written and
+is the record; these are views of it.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +16,34 @@ from sharpen.types import Json, SharpenError
 
 
 class Trackers:
-    """`with Trackers(names, run) as trackers: trackers.log(row)`."""
+    """`with Trackers(names, run_folder, config) as trackers: trackers.log(row)`."""
 
     def __init__(self, names: Sequence[str], run: Path, config: Json):
         for name in names:
             if importlib.util.find_spec(name) is None:
                 raise SharpenError(f"report_to: {name} is not installed; pip install {name}")
-        self.sinks = [SINKS[name](run, config) for name in names]
+        self._trackers = [_TRACKERS[name](run, config) for name in names]
 
     def __enter__(self) -> Trackers:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        for sink in self.sinks:
-            sink.close()
+        for tracker in self._trackers:
+            tracker.close()
 
     def log(self, row: Json) -> None:
-        figures = {k: float(v) for k, v in row.items() if isinstance(v, int | float)}
-        del figures["step"]
-        for sink in self.sinks:
-            sink.log(figures, row["step"])
+        """Send the numbers of a step's metrics row."""
+        figures = {}
+        for name, value in row.items():
+            if isinstance(value, int | float) and name != "step":
+                figures[name] = float(value)
+        for tracker in self._trackers:
+            tracker.log(figures, row["step"])
 
 
-class TensorBoard:
+class _TensorBoard:
+    """Event files in the run folder's `tensorboard/`."""
+
     def __init__(self, run: Path, config: Json):
         from torch.utils.tensorboard import SummaryWriter
 
@@ -50,8 +58,8 @@ class TensorBoard:
         self.writer.close()
 
 
-class Service:
-    """trackio and wandb speak alike."""
+class _Service:
+    """trackio or wandb, which have the same interface."""
 
     def __init__(self, module: str, run: Path, config: Json):
         self.service: Any = importlib.import_module(module)
@@ -64,5 +72,8 @@ class Service:
         self.service.finish()
 
 
-SINKS: dict[str, Any] = {name: partial(Service, name) for name in ("trackio", "wandb")}
-SINKS["tensorboard"] = TensorBoard
+_TRACKERS: dict[str, Any] = {
+    "trackio": partial(_Service, "trackio"),
+    "wandb": partial(_Service, "wandb"),
+    "tensorboard": _TensorBoard,
+}

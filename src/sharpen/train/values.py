@@ -6,19 +6,25 @@ from typing import Any
 
 import torch
 
-from sharpen.train.batching import Batch
-from sharpen.train.learner import Decoder
+from sharpen.train.collate import Batch
+from sharpen.train.decoder import Decoder
 
 
 class ValueModel(Decoder):
-    """A sequence classifier with one label: the value at each marked token, from the hidden state
-    of that very token, or (a critic) of the state `before` it was chosen."""
+    """A sequence classifier with one label, read at each trained token.
+
+    A reward model reads the hidden state of the token itself. A critic (`before`) reads the state
+    in which the token was chosen: the hidden state of the token before it.
+    """
 
     def __init__(self, model: Any, before: bool = False):
         classifier = model.get_base_model() if hasattr(model, "get_base_model") else model
         super().__init__(getattr(classifier, classifier.base_model_prefix))
-        self.head, self.before = classifier.score, before
+        self.head = classifier.score
+        self.before = before
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        place_N = batch.at_N if self.before else batch.own_N
-        return self.head(self.hidden(batch).flatten(0, 1)[place_N]).squeeze(-1).float()
+        """Return the value at each trained token, [N]."""
+        place_N = batch.predictor_place_N if self.before else batch.trained_place_N
+        hidden_N_D = self.hidden(batch).flatten(0, 1)[place_N]
+        return self.head(hidden_N_D).squeeze(-1).float()
