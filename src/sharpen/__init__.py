@@ -37,10 +37,12 @@ _NAMES = {
     "rewards.plan_evaluator": "PlanEvaluator",
     "rewards.verifiable": "VerifiableRewardCalculator",
     # training
-    "train.config": (
-        "AgentSFTConfig DPOConfig GRPOConfig PPOConfig R1TrainingConfig RLTrainingConfig"
-        " RewardModelConfig"
-    ),
+    "train.config.sft": "AgentSFTConfig",
+    "train.config.reward_model": "RewardModelConfig",
+    "train.config.dpo": "DPOConfig",
+    "train.config.grpo": "GRPOConfig",
+    "train.config.ppo": "PPOConfig",
+    "train.config.specification": "R1TrainingConfig RLTrainingConfig",
     "train.sft": "AgentSFTTrainer",
     "train.reward_model": "RewardModelTrainer",
     "train.preferences": "generate_preference_pairs",

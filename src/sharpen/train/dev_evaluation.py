@@ -15,7 +15,7 @@ from sharpen.scored_rollout import (
     summarize_reasons,
 )
 from sharpen.train.callback import Callback, EvaluationContext, call_back
-from sharpen.train.config import RLConfig
+from sharpen.train.config.online import RLConfig
 from sharpen.train.run_setup import turn_limit
 from sharpen.types import Json, Policy, Reward, Sampling, SharpenError, Task, TokenPolicy
 

@@ -31,7 +31,7 @@ from sharpen.train import preferences
 from sharpen.train.batching import trained_tokens
 from sharpen.train.callback import Callback, EvaluationContext, call_back
 from sharpen.train.collate import Batch
-from sharpen.train.config import DPOConfig
+from sharpen.train.config.dpo import DPOConfig
 from sharpen.train.dataset import Phase
 from sharpen.train.learner import Learner
 from sharpen.train.policy_setup import PolicySetup, prepare_policy

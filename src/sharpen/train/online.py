@@ -26,7 +26,7 @@ from sharpen.rewards.compose import build_reward
 from sharpen.scored_rollout import NOT_THE_MODELS_FAULT, PlaySettings, TrajectoryGroup
 from sharpen.train.advantages import overlong
 from sharpen.train.callback import Callback, EvaluationContext
-from sharpen.train.config import RLConfig
+from sharpen.train.config.online import RLConfig
 from sharpen.train.dev_evaluation import DevEvaluation
 from sharpen.train.group_source import GroupSource, LocalGroupSource
 from sharpen.train.learner import Learner

@@ -17,7 +17,7 @@ from sharpen.kinds import KindEnvironment
 from sharpen.models.load import attach_lora
 from sharpen.records import RunFolder, atomic_folder, read_json, sha256_file
 from sharpen.render import Renderer, hermes_template
-from sharpen.train.config import RunConfig
+from sharpen.train.config.run import RunConfig
 from sharpen.train.learner import Learner
 from sharpen.train.run import first_process
 from sharpen.types import Json, MakeEnvironment, SharpenError

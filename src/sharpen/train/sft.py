@@ -19,7 +19,7 @@ from sharpen.models.load import load_model, load_tokenizer
 from sharpen.render import Renderer
 from sharpen.tools import load_object
 from sharpen.train.collate import Batch
-from sharpen.train.config import AgentSFTConfig
+from sharpen.train.config.sft import AgentSFTConfig
 from sharpen.train.dataset import TrainingRows
 from sharpen.train.display import peak_memory
 from sharpen.train.learner import Learner
