@@ -13,7 +13,6 @@ from sharpen.config import ConfigError
 from sharpen.envs.find import find_environment
 from sharpen.envs.one_turn import OneTurn
 from sharpen.envs.toolworld import ToolWorld
-from sharpen.evals.evaluator import evaluate
 from sharpen.models.load import ModelConfig
 from sharpen.pipeline import Recipe, run_recipe
 from sharpen.policy.local import LocalPolicy
@@ -21,6 +20,7 @@ from sharpen.records import write_jsonl
 from sharpen.render import Renderer, assistant_text
 from sharpen.rollout import Limits, rollout
 from sharpen.rows import task_to_row
+from sharpen.scored_rollout import score_trajectories
 from sharpen.train.rl_data import trajectory_to_datums
 from sharpen.types import (
     Dialog,
@@ -62,8 +62,8 @@ def test_gold_walks_to_the_end_state(bench):
     policy, make = Gold(bench, tasks), partial(ToolWorld, bench.world)
     trajectories = rollout(policy, tasks, make, Sampling(), max_turns=16)
     assert {t.stop for t in trajectories} == {StopReason.ANSWERED}
-    found = evaluate(policy, tasks, bench.model, Sampling(), "t", make, 16)
-    assert found.figures["task_completion"].mean == 1.0
+    scores = score_trajectories(tasks, trajectories, bench.model)
+    assert all(score.parts["task_completion"] == 1.0 for score in scores)
     short = rollout(policy, tasks, make, Sampling(), max_turns=1)
     assert StopReason.TURNS in {t.stop for t in short}
 
