@@ -78,7 +78,7 @@ def run_ours(options: Any, folder: Path, name: str) -> list[float]:
     from sharpen.records import write_jsonl
     from sharpen.rows import task_to_row
     from sharpen.train import run
-    from sharpen.train.config import GRPOConfig
+    from sharpen.train.config.grpo import GRPOConfig
     from sharpen.train.grpo import GRPOTrainer
 
     run.write_report = lambda folder: folder  # TRL's environment draws nothing

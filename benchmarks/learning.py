@@ -41,7 +41,8 @@ from sharpen.evals.evaluator import evaluate
 from sharpen.records import RunFolder, atomic_folder, write_jsonl
 from sharpen.rewards.agent import PENALTIES, WEIGHTS, AgentRewardModel
 from sharpen.rows import dialog_to_row, task_to_row
-from sharpen.train.config import AgentSFTConfig, GRPOConfig
+from sharpen.train.config.grpo import GRPOConfig
+from sharpen.train.config.sft import AgentSFTConfig
 from sharpen.train.grpo import GRPOTrainer
 from sharpen.train.run import Interrupted
 from sharpen.types import Dialog, Json, Sampling, Task

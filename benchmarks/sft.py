@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from sharpen.models.load import LoRAConfig, attach_lora
-from sharpen.train.config import LearnerConfig
+from sharpen.train.config.learner import LearnerConfig
 from sharpen.train.learner import Learner
 from sharpen.train.sft import token_mean
 from sharpen.types import Datum

@@ -21,7 +21,8 @@ READERS = ("src", "tests", "benchmarks", "scripts", "examples", "docs")
 READ_SUFFIXES = (".py", ".md", ".yaml", ".toml", ".sh", ".jinja")
 # methods whose meaning is said once, by the protocol or base class that they implement
 PROTOCOL_METHODS = {
-    "advance", "backward", "close", "encode", "forget", "forward", "idle", "load_state", "losses", "message",
+    "advance", "backward", "close", "encode", "forget", "forward", "idle", "load_state", "losses",
+    "message",
     "reset", "respond", "rows", "score", "state", "step", "submit",
 }  # fmt: skip
 OLD_FILES = {

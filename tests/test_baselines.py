@@ -6,11 +6,11 @@ from __future__ import annotations
 import pytest
 
 from agent_items import EMPTY, Says
-from sharpen.data.sources import AgentTrainingUsage
 from sharpen.envs.perturb import WAYS, Perturbation
 from sharpen.evals.evaluator import AgentTrainingEvaluator
 from sharpen.kinds import gold_messages
 from sharpen.rewards.metrics import AGENT_METRICS
+from sharpen.spec.data import AgentTrainingUsage
 from sharpen.types import Dialog, Message, SharpenError, Task, ToolCall, ToolSpec
 
 TOGETHER = ("rename", "shuffle", "distract")

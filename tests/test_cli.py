@@ -7,6 +7,7 @@ import json
 import pytest
 
 from sharpen.cli.main import VERBS, load_verb
+from sharpen.train.methods import METHODS
 from small_quickstart import SMALL
 
 ROW = {
@@ -29,6 +30,9 @@ ROW = {
         (["estimate"], "name a recipe, or ask for --table"),
         (["estimate", "production", "batchsize=1"], "did you mean 'batch_size'"),
         (["data", "preview", "gone.jsonl"], "gone.jsonl: No such file"),
+        (["train", "sft", "--group-size", "4"], "No such option: --group-size"),
+        (["train", "ppo", "--beta", "0.1"], "No such option: --beta"),
+        (["train", "grpo", "groupsize=4"], "did you mean 'group_size'"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_2(sharpen, tmp_path, monkeypatch, args, problem):
@@ -91,3 +95,25 @@ def test_every_help_has_an_example(verb):
     command = load_verb(verb)
     for leaf in list(getattr(command, "commands", {}).values()) or [command]:
         assert "Example: sharpen" in (leaf.help or ""), f"{verb} {leaf.name}"
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_every_method_lists_its_settings(sharpen, method):
+    code, text, err = sharpen("train", method, "--settings")
+    assert code == 0, err
+    assert "learning_rate" in text and "Micro-batch size in tokens" in text
+    code, text, err = sharpen("train", method, "--settings", "--json")
+    assert code == 0, err
+    settings = {row["name"]: row for row in json.loads(text)["settings"]}
+    assert settings["max_steps"]["type"] == "whole number ≥ 0"
+    assert settings["max_steps"]["default"] == "0"
+
+
+def test_a_method_shows_only_its_own_flags():
+    flags = {}
+    for name, command in load_verb("train").commands.items():
+        flags[name] = {option for parameter in command.params for option in parameter.opts}
+    assert "--task-weights" in flags["sft"] and "--sft-model" not in flags["sft"]
+    assert "--group-size" in flags["grpo"] and "--group-size" not in flags["ppo"]
+    assert {"--beta", "--num-samples", "--reward"} <= flags["dpo"] and "--force" not in flags["dpo"]
+    assert all({"--config", "--data", "--settings", "--json"} <= found for found in flags.values())

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+import subprocess
+import sys
+from pathlib import Path
 
+import pytest
+import yaml
+
+from sharpen.cli.settings_page import list_settings, settings_page
 from sharpen.config import Config, ConfigError, load_config
+from sharpen.train.config.dpo import DPOConfig
+from sharpen.train.config.grpo import GRPOConfig
+from sharpen.train.config.ppo import PPOConfig
+from sharpen.train.config.reward_model import RewardModelConfig
+from sharpen.train.config.sft import AgentSFTConfig, WarmupConfig
+from sharpen.train.config.specification import R1TrainingConfig, RLTrainingConfig
+from sharpen.train.methods import METHODS
 
 
 class Inner(Config):
@@ -82,3 +95,106 @@ def test_missing_and_binary_files(tmp_path):
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not UTF-8"):
         load_config(Outer, path)
+
+
+# The settings of training ------------------------------------------------------------------------
+
+
+TRAINING_CONFIGS = (
+    AgentSFTConfig,
+    RewardModelConfig,
+    DPOConfig,
+    GRPOConfig,
+    PPOConfig,
+    RLTrainingConfig,
+    R1TrainingConfig,
+    WarmupConfig,
+)
+
+
+@pytest.mark.parametrize("config_class", TRAINING_CONFIGS)
+def test_every_setting_has_a_description(config_class):
+    for name, field in config_class.model_fields.items():
+        assert field.description and field.description.endswith("."), name
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_the_table_has_every_setting_once(method):
+    names = [setting.name for setting in list_settings(method)]
+    assert len(names) == len(set(names))
+    fields = set(METHODS[method].load_config_class().model_fields)
+    assert {name.partition(".")[0] for name in names} == fields
+
+
+def test_the_page_of_settings_is_current():
+    page = Path(__file__).parents[1] / "docs" / "settings.md"
+    assert page.read_text("utf-8") == settings_page(), (
+        "run `python -m sharpen.cli.settings_page > docs/settings.md`"
+    )
+
+
+def test_both_names_of_a_setting(tmp_path):
+    ours = PPOConfig(tasks_per_step=16, clip=0.3)
+    assert PPOConfig(num_rollouts=16, clip_range=0.3) == ours  # type: ignore[call-arg]
+    assert load_config(PPOConfig, write(tmp_path, "num_rollouts: 16"), ["clip_range=0.3"]) == ours
+    assert load_config(PPOConfig, write(tmp_path, "tasks_per_step: 16"), ["clip=0.3"]) == ours
+    assert PPOConfig(num_rollouts=16, **ours.model_dump()) == ours
+    assert (ours.num_rollouts, ours.clip_range, ours.minibatches) == (16, 0.3, 1)
+    with pytest.raises(ConfigError, match=r"tasks_per_step \(16\) and num_rollouts \(8\) are two"):
+        PPOConfig(num_rollouts=8, tasks_per_step=16)  # type: ignore[call-arg]
+    r1 = R1TrainingConfig(train_data="x", model_name="pico", clip_ratio=3.0)  # type: ignore[call-arg]
+    assert (r1.base_model, r1.clip, r1.kl_coef) == ("pico", 3.0, 0.001)
+
+
+@pytest.mark.parametrize(
+    ("config_class", "setting"),
+    [
+        (GRPOConfig, {"batch_size": 1}),
+        (GRPOConfig, {"gradient_accumulation": 1}),
+        (GRPOConfig, {"lora_dropout": 0.0}),
+        (PPOConfig, {"group_size": 1}),
+        (PPOConfig, {"beta": 0.0}),
+        (PPOConfig, {"minibatches": 2}),
+        (DPOConfig, {"train_data": "x", "lora_dropout": 0.0}),
+        (RewardModelConfig, {"train_data": "x", "lora_dropout": 0.0}),
+    ],
+)
+def test_a_method_has_only_its_own_settings(config_class, setting):
+    with pytest.raises(ConfigError, match="unknown field"):
+        config_class(**setting)
+
+
+@pytest.mark.parametrize(
+    ("given", "filled_in"),
+    [
+        ({}, (0.2, 0, 0)),
+        ({"clip": "3e-4"}, (3e-4, 0, 0)),
+        ({"variant": "dapo", "max_tokens": 100}, (0.28, 3, 20)),
+        ({"variant": "dapo", "clip": 0.4, "refill_rounds": None}, (0.4, 3, 51)),
+        ({"variant": "dapo", "clip_high": 0.3, "refill_rounds": 0, "overlong_buffer": 0},
+         (0.3, 0, 0)),
+    ],
+)  # fmt: skip
+def test_a_run_shows_what_its_variant_fills_in(given, filled_in):
+    config = GRPOConfig(**given)
+    saved = yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))
+    assert (saved["clip_high"], saved["refill_rounds"], saved["overlong_buffer"]) == filled_in
+    assert GRPOConfig(**saved) == config
+
+
+def test_wrong_settings_do_not_bring_errors_of_what_depends_on_them():
+    with pytest.raises(ConfigError) as caught:
+        GRPOConfig(clip="hot", max_tokens=0, variant="dap")  # type: ignore[arg-type]
+    text = str(caught.value)
+    assert "clip: " in text and "max_tokens: " in text and "variant: " in text
+    assert "clip_high" not in text and "refill_rounds" not in text and "overlong" not in text
+
+
+def test_settings_are_checked_without_torch():
+    code = (
+        "import sys; from sharpen.train.methods import METHODS\n"
+        "[method.load_config_class() for method in METHODS.values()]\n"
+        "import sharpen.train.config.specification\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

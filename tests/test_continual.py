@@ -11,7 +11,7 @@ import torch
 
 from sharpen import Datum, Dialog, Message, OnlineContinualLearner, SharpenError
 from sharpen.models.load import LoRAConfig, ModelConfig, attach_lora, load_model
-from sharpen.train.config import LearnerConfig
+from sharpen.train.config.learner import LearnerConfig
 from sharpen.train.continual import (
     EWC,
     DarkReplay,

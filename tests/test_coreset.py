@@ -254,7 +254,7 @@ def test_the_same_seed_gives_the_same_rows(strategy):
 
 
 def test_processed_dialogs_are_rows_too(pico_tokenizer):
-    from sharpen.data.sources import AgentDialogProcessor
+    from sharpen.spec.data import AgentDialogProcessor
 
     processed = AgentDialogProcessor(pico_tokenizer, CountingScorer()).process(
         rows(15, losses=False)

@@ -26,7 +26,8 @@ from sharpen.policy.local import LocalPolicy
 from sharpen.render import Renderer
 from sharpen.rollout import rollout
 from sharpen.rows import preference_from_row, preference_to_row, task_from_row
-from sharpen.train.config import AgentSFTConfig, DPOConfig
+from sharpen.train.config.dpo import DPOConfig
+from sharpen.train.config.sft import AgentSFTConfig
 from sharpen.train.dpo import DPOTrainer
 from sharpen.train.learner import Learner
 from sharpen.train.preference_rows import pair_rows, tokenizer_hash

@@ -165,7 +165,7 @@ def test_a_learners_step_is_seen_at_once(pico_folder, engine):
 
 
 def test_every_optimiser_tells_that_it_stepped(pico_folder, engine):
-    from sharpen.train.config import LearnerConfig
+    from sharpen.train.config.learner import LearnerConfig
     from sharpen.train.learner import Learner
     from sharpen.types import Datum
 

@@ -10,7 +10,7 @@ import torch
 
 from sharpen.models.load import LoRAConfig, ModelConfig, attach_lora, load_model
 from sharpen.policy.engine import Engine
-from sharpen.train.config import LearnerConfig
+from sharpen.train.config.learner import LearnerConfig
 from sharpen.train.learner import Learner
 from sharpen.types import Datum, Sampling
 from test_engine import prompts, run

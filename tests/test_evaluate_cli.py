@@ -16,12 +16,12 @@ import pytest
 from agent_items import EMPTY, Says
 from chat_server import ChatServer, served_by
 from sharpen import AgentTrainingEvaluator, SharpenError, evaluate_merged
-from sharpen.data.sources import AgentTrainingUsage
 from sharpen.evals.baselines import Gold
 from sharpen.evals.benchmarks import load_benchmark
 from sharpen.models.load import LoRAConfig, ModelConfig, attach_lora, load_model
 from sharpen.records import read_jsonl
 from sharpen.rewards.judge import Judge, JudgeConfig
+from sharpen.spec.data import AgentTrainingUsage
 from sharpen.types import Message, StopReason, Turn
 
 SELECTION = "agent_benchmark/selection:test"

@@ -20,17 +20,11 @@ from sharpen.data.generate.sets import parts
 from sharpen.data.generate.tool_pool import ToolPool, split_categories, touched_entities
 from sharpen.data.generate.verify import resolve_reference, run_gold, verify_gold
 from sharpen.data.overlap import compare, leaks_in
-from sharpen.data.sources import (
-    AgentDialogProcessor,
-    AgentSFTFormatter,
-    AgentTrainingUsage,
-    read_dialogs,
-    read_rows,
-    read_tasks,
-)
+from sharpen.data.sources import read_dialogs, read_rows, read_tasks
 from sharpen.data.sources import resolve as resolve_name
 from sharpen.envs.toolworld import ToolWorld
 from sharpen.rows import dialog_from_row, task_from_row
+from sharpen.spec.data import AgentDialogProcessor, AgentSFTFormatter, AgentTrainingUsage
 from sharpen.types import Dialog, Message, SharpenError, StopReason, Task, ToolCall
 from sharpen.world.episode import DOMAINS, Faults, World
 from sharpen.world.state import seeded

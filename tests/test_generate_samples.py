@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 
 from sharpen.data.check import CheckReport, check_rows, faults
-from sharpen.data.generate.policy_samples import LongContextDataGenerator, ReasoningDataGenerator
 from sharpen.data.generate.samples import (
     Filters,
-    ReActDataGenerator,
-    ToolCallDataGenerator,
     mask_functions,
     preference_pair,
     sft_from_trajectories,
@@ -21,6 +18,12 @@ from sharpen.data.generate.samples import (
 from sharpen.data.generate.schema_values import draw_value
 from sharpen.data.generate.user_tools import build_own, description_to_goal, rephrase
 from sharpen.rows import dialog_from_row, dialog_to_row
+from sharpen.spec.data_generators import (
+    LongContextDataGenerator,
+    ReActDataGenerator,
+    ReasoningDataGenerator,
+    ToolCallDataGenerator,
+)
 from sharpen.types import (
     Dialog,
     Message,

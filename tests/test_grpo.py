@@ -23,7 +23,8 @@ from sharpen.config import ConfigError
 from sharpen.envs.perturb import Perturbation
 from sharpen.evals.baselines import Gold
 from sharpen.models.load import ModelConfig, load_model, load_tokenizer
-from sharpen.train.config import GRPOConfig, LearnerConfig
+from sharpen.train.config.grpo import GRPOConfig
+from sharpen.train.config.learner import LearnerConfig
 from sharpen.train.group_source import LocalGroupSource, with_seed
 from sharpen.train.grpo import GRPOTrainer
 from sharpen.train.learner import Learner

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from guessing import metrics, tasks
-from sharpen.train.config import GRPOConfig
+from sharpen.train.config.grpo import GRPOConfig
 from sharpen.train.grpo import GRPOTrainer
 from sharpen.types import Score
 

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 from sharpen.models.load import ModelConfig, load_model
 from sharpen.train.advantages import token_weights
-from sharpen.train.config import GRPOConfig, LearnerConfig
+from sharpen.train.config.grpo import GRPOConfig
+from sharpen.train.config.learner import LearnerConfig
 from sharpen.train.grpo import surrogate_of
 from sharpen.train.learner import Learner
 from sharpen.train.policy_update import surrogate_loss, weighted_rows

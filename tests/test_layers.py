@@ -43,9 +43,8 @@ def imported_modules(path: Path) -> set[str]:
             modules.add(node.module or "")
             if node.module == "sharpen":
                 modules |= {f"sharpen.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if MODULE_NAME.fullmatch(node.value):
-                modules.add(node.value)
+        elif isinstance(node, ast.Constant) and MODULE_NAME.fullmatch(str(node.value)):
+            modules.add(str(node.value))
     return {name for name in modules if name.startswith("sharpen.")}
 
 
@@ -97,3 +96,26 @@ def test_help_answers_quickly():
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert "estimate" in done.stdout
     assert time.monotonic() - started < 3  # under 1 s on a quiet machine
+
+
+def test_the_package_itself_is_below_every_layer():
+    """`import sharpen.types` runs `sharpen/__init__.py` first: it may import nothing of Sharpen."""
+    tree = ast.parse((SRC / "__init__.py").read_text("utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            assert not any(alias.name.startswith("sharpen") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not (node.module or "").startswith("sharpen")
+
+
+def test_public_names_are_for_users_and_the_command_line():
+    """`from sharpen import NAME` would hide which layer the name is of."""
+    wrong = []
+    for path in SRC.rglob("*.py"):
+        if path.relative_to(SRC).parts[0] == "cli":
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module == "sharpen":
+                names = [alias.name for alias in node.names if alias.name not in LEVEL]
+                wrong += [f"{path.relative_to(SRC)} imports {name}" for name in names]
+    assert not wrong

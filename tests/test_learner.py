@@ -21,7 +21,8 @@ from sharpen.render import Renderer
 from sharpen.rows import dialog_to_row
 from sharpen.train.batching import apportion, epoch_order, micro_batches
 from sharpen.train.checkpoint import list_checkpoints
-from sharpen.train.config import AgentSFTConfig, LearnerConfig
+from sharpen.train.config.learner import LearnerConfig
+from sharpen.train.config.sft import AgentSFTConfig
 from sharpen.train.learner import Learner
 from sharpen.train.losses import learning_rate, selected_logprobs
 from sharpen.train.run import Interrupted

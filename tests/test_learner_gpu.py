@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sharpen.models.load import LoRAConfig, ModelConfig, attach_lora, load_model
-from sharpen.train.config import LearnerConfig
+from sharpen.train.config.learner import LearnerConfig
 from sharpen.train.learner import Learner
 from sharpen.train.sft import token_mean
 from sharpen.types import Datum

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 import merge_models as mm
 from sharpen.merge import tiles
-from sharpen.merge.merger import ModelMerger, merge_dicts
+from sharpen.merge.merger import merge_dicts
 from sharpen.merge.method import METHODS
 from sharpen.merge.recipe import evaluate
-from sharpen.merge.vectors import TaskVectorArithmetic
+from sharpen.spec.merging import ModelMerger, TaskVectorArithmetic
 from sharpen.types import SharpenError
 
 DTYPES = st.sampled_from([torch.bfloat16, torch.float16, torch.float32, torch.float64])

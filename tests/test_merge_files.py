@@ -13,11 +13,12 @@ import yaml
 
 import merge_models as mm
 from sharpen.merge import checkpoint, stream
-from sharpen.merge.merger import ModelMerger, merge_dicts, merge_domain_experts
+from sharpen.merge.merger import merge_dicts
 from sharpen.merge.method import METHODS
 from sharpen.merge.recipe import load_recipe
 from sharpen.merge.search import search
 from sharpen.merge.stream import MergeOptions, merge
+from sharpen.spec.merging import ModelMerger, merge_domain_experts
 from sharpen.types import SharpenError
 
 

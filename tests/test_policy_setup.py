@@ -22,7 +22,9 @@ from sharpen.models.load import (
     load_model,
     load_tokenizer,
 )
-from sharpen.train.config import DPOConfig, GRPOConfig, PPOConfig
+from sharpen.train.config.dpo import DPOConfig
+from sharpen.train.config.grpo import GRPOConfig
+from sharpen.train.config.ppo import PPOConfig
 from sharpen.train.dpo import DPOTrainer
 from sharpen.train.grpo import GRPOTrainer
 from sharpen.train.learner import Learner, LogprobModel

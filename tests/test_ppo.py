@@ -14,7 +14,7 @@ import sharpen.train.run as run_module
 from guessing import accuracy, metrics, tasks
 from sharpen.config import ConfigError
 from sharpen.train.advantages import gae, whiten
-from sharpen.train.config import PPOConfig
+from sharpen.train.config.ppo import PPOConfig
 from sharpen.train.learner import Learner
 from sharpen.train.ppo import PPOTrainer
 from sharpen.types import Message, SharpenError, StopReason, Trajectory, Turn
@@ -108,8 +108,8 @@ def test_fewer_samples_than_chunks_and_words_that_never_end(guesser, tmp_path):
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"tasks_per_step": 4}, "tasks_per_step: is said by num_rollouts"),
-        ({"clip": 0.1}, "clip: is said by clip_range"),
+        ({"tasks_per_step": 4}, "and num_rollouts .16. are two names of one setting"),
+        ({"clip": 0.1, "clip_range": 0.2}, "and clip_range .0.2. are two names of one setting"),
         ({"group_size": 4}, "group_size"),
         ({"kl_coef": -1}, "kl_coef"),
     ],

@@ -148,6 +148,19 @@ def test_run_folder_continues_and_refuses(tmp_path):
     assert os.listdir(tmp_path / "other") == ["thesis.tex"]
 
 
+def test_a_run_of_an_older_version_is_refused_and_stays_readable(tmp_path):
+    run = RunFolder(tmp_path / "run", Settings())
+    run.log({"step": 1})
+    manifest = json.loads((run.path / "manifest.json").read_text())
+    del manifest["layout"]
+    (run.path / "manifest.json").write_text(json.dumps(manifest))
+    run.config_file.write_text("checkpoint_every: 20\nseed: 7\n")
+    with pytest.raises(SharpenError, match="another version of Sharpen, which cannot be") as caught:
+        RunFolder(tmp_path / "run", Settings())
+    assert "\n" not in str(caught.value)
+    assert run.metrics() == [{"step": 1}]
+
+
 def test_metrics_keep_odd_numbers_readable(tmp_path):
     run = RunFolder(tmp_path / "run", Settings())
     run.log({"loss": float("nan"), "norm": float("inf")})

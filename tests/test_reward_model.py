@@ -18,7 +18,8 @@ from sharpen.models.load import ModelConfig, load_model
 from sharpen.rewards.compose import build_reward
 from sharpen.rewards.learned import LearnedReward, calibration, turn_ends
 from sharpen.rows import messages_from_wire
-from sharpen.train.config import LearnerConfig, RewardModelConfig
+from sharpen.train.config.learner import LearnerConfig
+from sharpen.train.config.reward_model import RewardModelConfig
 from sharpen.train.learner import Learner
 from sharpen.train.losses import reward_loss
 from sharpen.train.reward_model import RewardModelTrainer

@@ -18,7 +18,7 @@ from sharpen.models.load import (
     load_model,
     load_tokenizer,
 )
-from sharpen.train.config import R1TrainingConfig
+from sharpen.train.config.specification import R1TrainingConfig
 from sharpen.train.rl import R1Reward, R1StyleTrainer
 from sharpen.types import Message, Score, SharpenError, StopReason, Task, Trajectory, Turn
 

@@ -15,7 +15,7 @@ from sharpen.policy.local import LocalPolicy
 from sharpen.records import write_jsonl
 from sharpen.rollout import rollout
 from sharpen.rows import task_to_row
-from sharpen.train.config import GRPOConfig
+from sharpen.train.config.grpo import GRPOConfig
 from sharpen.train.group_source import LocalGroupSource
 from sharpen.train.grpo import GRPOTrainer
 from sharpen.train.self_play import PROPOSE, SelfPlay

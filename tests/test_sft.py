@@ -13,7 +13,8 @@ from sharpen.data.generate.starter import starter_dialogs
 from sharpen.models.load import LoRAConfig, ModelConfig, attach_lora, load_model, load_tokenizer
 from sharpen.render import Renderer
 from sharpen.rows import dialog_to_row
-from sharpen.train.config import AgentSFTConfig, LearnerConfig
+from sharpen.train.config.learner import LearnerConfig
+from sharpen.train.config.sft import AgentSFTConfig
 from sharpen.train.display import Display, flops_per_token
 from sharpen.train.learner import Learner
 from sharpen.train.sft import AgentSFTTrainer, token_mean
@@ -230,7 +231,7 @@ def test_the_display_says_loss_speed_memory_and_time(pico_folder, capsys):
 @pytest.mark.parametrize("name", ["rtx3060", "development", "production", "7b"])
 def test_presets_train(pico_folder, data, tmp_path, name):
     """Every one-card preset runs as it is, but for the model and what needs a GPU."""
-    from sharpen.cli.train import settings as preset
+    from sharpen.cli.train import load_settings as preset
 
     values = preset(name, ["load_in_4bit=false", "load_in_8bit=false", "compile=false"])
     values |= {"base_model": str(pico_folder), "train_data": str(data), "max_steps": 2}
@@ -240,7 +241,7 @@ def test_presets_train(pico_folder, data, tmp_path, name):
 
 
 def test_a_preset_of_several_cards_says_how_to_start():
-    from sharpen.cli.train import settings as preset
+    from sharpen.cli.train import load_settings as preset
 
     with pytest.raises(
         SharpenError, match=r"14b: is made for 2 cards; torchrun --nproc_per_node 2"

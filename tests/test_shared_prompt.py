@@ -15,7 +15,7 @@ from sharpen.models.attention import packed_arguments
 from sharpen.models.load import LoRAConfig, ModelConfig, attach_lora, load_model
 from sharpen.models.shared_prompt import shared_attention, shares_prompts
 from sharpen.train.batching import prompt_length, shared_trees, tree_length
-from sharpen.train.config import LearnerConfig
+from sharpen.train.config.learner import LearnerConfig
 from sharpen.train.learner import Learner
 from sharpen.train.values import ValueModel
 from sharpen.types import Datum

@@ -18,7 +18,8 @@ from sharpen.data.generate.starter import starter_dialogs
 from sharpen.models.load import LoRAConfig, ModelConfig, attach_lora, load_model, load_tokenizer
 from sharpen.render import Renderer, hermes_template
 from sharpen.rows import dialog_to_row
-from sharpen.train.config import LearnerConfig, RewardModelConfig
+from sharpen.train.config.learner import LearnerConfig
+from sharpen.train.config.reward_model import RewardModelConfig
 from sharpen.train.learner import Learner
 from sharpen.train.reward_model import RewardModelTrainer
 from sharpen.train.sft import token_mean

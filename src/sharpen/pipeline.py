@@ -1,8 +1,9 @@
 """Recipes: typed stages that run in order, each skipped when its output is already complete.
 
-A run folder holds one folder a stage. A stage is complete when its `done.json` names its config,
-the stages before it and the hash of every file it wrote, and all of them still agree. Killed
-anywhere, `sharpen run` goes on from there.
+`sharpen run` calls `load_recipe` and `run_recipe`. A run folder holds one folder per stage. A stage
+is complete when its `done.json` names its config, the stages before it and the hash of every file
+it wrote, and all of them still agree. After a kill at any point, `sharpen run` continues from
+there.
 """
 
 from __future__ import annotations
@@ -21,25 +22,32 @@ from sharpen import records
 from sharpen.config import Config, ConfigError, load_yaml, parse_config
 from sharpen.rewards.compose import RewardConfig
 from sharpen.rows import dialog_from_row, dialog_to_row, task_to_row
-from sharpen.train.config import AgentSFTConfig, DPOConfig, GRPOConfig, PPOConfig
+from sharpen.train.config.run import RunConfig
+from sharpen.train.config.sft import AgentSFTConfig
+from sharpen.train.methods import METHODS
 from sharpen.types import Json, SharpenError
 
-DONE = "done.json"
+_DONE_FILE = "done.json"
 Say = Callable[[str], None]
 
 
-class StageConfig(Config):
-    name: str = ""  # the stage's folder; its kind when not given
+# The stages' configs ---------------------------------------------------------------------------
 
 
-class PullStage(StageConfig):
-    """Make sure that the model is here and whole."""
+class _StageConfig(Config):
+    """What all stages have."""
+
+    name: str = ""  # of the stage's folder; by default its kind
+
+
+class _PullStage(_StageConfig):
+    """Make sure that the model is here and complete."""
 
     stage: Literal["pull"]
     model: str
 
 
-class StarterStage(StageConfig):
+class StarterStage(_StageConfig):
     """Write the starter set: `train.jsonl`, `test.jsonl`, and both as tasks: `….tasks.jsonl`."""
 
     stage: Literal["starter"]
@@ -47,7 +55,7 @@ class StarterStage(StageConfig):
     test: int = Field(64, ge=1)
 
 
-class RenderStage(StageConfig):
+class _RenderStage(_StageConfig):
     """Render a data file and report its tokens; a row over `max_length` is an error."""
 
     stage: Literal["render"]
@@ -57,7 +65,7 @@ class RenderStage(StageConfig):
     template: str = "auto"
 
 
-class EvaluateStage(StageConfig):
+class EvaluateStage(_StageConfig):
     """Let the model do tasks and measure it: each task by its kind, or by any `reward` (a name,
     `file.py:function`, or a block) in any `env` (`toolworld` or `file.py:Class`)."""
 
@@ -72,8 +80,8 @@ class EvaluateStage(StageConfig):
     max_turns: int = Field(0, ge=0)  # 0: each task's own limit, by its kind
 
 
-class SftStage(StageConfig):
-    """Fine-tune on a data file; `final/` below the stage's folder is the result."""
+class _SftStage(_StageConfig):
+    """Fine-tune on a data file; the result is `final/` in the stage's folder."""
 
     stage: Literal["sft"]
     model: str
@@ -81,8 +89,8 @@ class SftStage(StageConfig):
     settings: AgentSFTConfig = AgentSFTConfig()
 
 
-class OptimiseStage(StageConfig):
-    """Optimise on preferences or tasks; `settings` are those of `sharpen train`'s verb."""
+class _OptimiseStage(_StageConfig):
+    """Optimise on preferences or tasks; `settings` are those of `sharpen train dpo|grpo|ppo`."""
 
     stage: Literal["dpo", "grpo", "ppo"]
     model: str
@@ -91,61 +99,71 @@ class OptimiseStage(StageConfig):
     settings: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def settings_fit(self) -> OptimiseStage:
-        self.config(base_model=self.model, train_data=self.data)
+    def _check_settings(self) -> _OptimiseStage:
+        """Refuse wrong settings when the recipe is read, not when the stage starts."""
+        self.training_config(base_model=self.model, train_data=self.data)
         return self
 
-    def config(self, **given: Any) -> Any:
-        kind = {"dpo": DPOConfig, "grpo": GRPOConfig, "ppo": PPOConfig}[self.stage]
-        return parse_config(kind, self.settings | given, f"stage {stage_name(self)}")
+    def training_config(self, **overrides: Any) -> RunConfig:
+        """Returns the settings of the training, with `overrides` in place of the recipe's own."""
+        config_class = METHODS[self.stage].load_config_class()
+        return parse_config(config_class, self.settings | overrides, f"stage {stage_name(self)}")
 
 
-Stage = PullStage | StarterStage | RenderStage | SftStage | OptimiseStage | EvaluateStage
+_Stage = _PullStage | StarterStage | _RenderStage | _SftStage | _OptimiseStage | EvaluateStage
 
 
 class Recipe(Config):
+    """A named list of stages."""
+
     name: str
     about: str = ""
     seed: int = 0
     model: str = "smollm2-135m"
-    stages: list[Annotated[Stage, Field(discriminator="stage")]] = Field(min_length=1)
+    stages: list[Annotated[_Stage, Field(discriminator="stage")]] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def names_differ(self) -> Recipe:
+    def _check_names(self) -> Recipe:
+        """Refuse two stages of one name: they would share a folder."""
         names = sorted(stage_name(stage) for stage in self.stages)
-        if repeated := [name for name, after in pairwise(names) if name == after]:
-            raise ValueError(f"two stages are called {repeated[0]!r}; give one a name")
+        for name, next_name in pairwise(names):
+            if name == next_name:
+                raise ValueError(f"two stages are called {name!r}; give one a name")
         return self
 
 
+def stage_name(stage: _Stage) -> str:
+    """Returns the name of a stage's folder."""
+    return stage.name or stage.stage
+
+
+# Running a recipe ------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
-class Context:
+class _Context:
     """What a stage may use."""
 
-    run: Path  # the run folder; other stages' outputs lie below it
-    folder: Path  # the stage's own
+    run: Path  # the run folder, which holds the outputs of all stages
+    folder: Path  # of this stage
     seed: int
     say: Say
 
     def path(self, name: str) -> Path:
-        """A file that a stage reads: of an earlier one (`starter/train.jsonl`), or anywhere."""
-        found = Path(self.source(name))
-        if not found.exists():
+        """Returns a file to read: of an earlier stage (`starter/train.jsonl`), or of the user."""
+        path = Path(self.source(name))
+        if not path.exists():
             raise SharpenError(f"{name}: neither in {self.run} nor a file of its own")
-        return found
+        return path
 
     def source(self, name: str) -> str:
-        """What a stage reads that may also be a source's name, such as agent_benchmark:dev."""
+        """Returns what to read where it may also be a built set's name: agent_benchmark:dev."""
         inside = self.run / name
         return str(inside) if inside.exists() else name
 
 
-def stage_name(stage: Any) -> str:
-    return stage.name or stage.stage
-
-
 def load_recipe(name: str, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
-    """A recipe file, or a shipped recipe by name, with `key=value` overrides."""
+    """Read a recipe file, or a shipped recipe by name, with `key=value` overrides."""
     values = load_yaml(recipe_path(name), overrides)
     if isinstance(values, dict) and "base_model" in values and "stages" not in values:
         raise ConfigError(f"{name}: a preset of training settings, without stages to run")
@@ -153,11 +171,12 @@ def load_recipe(name: str, overrides: list[str] | tuple[str, ...] = ()) -> Recip
 
 
 def recipe_path(name: str) -> Path:
+    """Returns the file of a recipe or preset: a path, or the name of a shipped one."""
     if Path(name).is_file():
         return Path(name)
     shipped = Path(str(resources.files("sharpen") / "recipes" / f"{name}.yaml"))
     if not shipped.is_file():
-        known = ", ".join(sorted(p.stem for p in shipped.parent.glob("*.yaml")))
+        known = ", ".join(sorted(path.stem for path in shipped.parent.glob("*.yaml")))
         raise ConfigError(f"{name}: no such file, and no shipped recipe of that name ({known})")
     return shipped
 
@@ -166,114 +185,144 @@ def run_recipe(recipe: Recipe, out: str | Path, say: Say = print) -> dict[str, J
     """Run every stage that is not complete. Returns each stage's results by name."""
     run = records.RunFolder(out, recipe)
     results: dict[str, Json] = {}
-    before: list[str] = []
+    hashes_before: list[str] = []  # of the done files of the stages so far
     for number, stage in enumerate(recipe.stages, 1):
         name = stage_name(stage)
         title = f"[{number}/{len(recipe.stages)}] {name}"
         folder = run.path / name
-        wanted = {"stage": stage.hash(), "seed": recipe.seed, "before": list(before)}
-        found = completed(folder, wanted)
-        if found is None:
+        key = {"stage": stage.hash(), "seed": recipe.seed, "before": list(hashes_before)}
+        done = _read_done(folder, key)
+        if done is None:
             say(f"{title} …")
             folder.mkdir(exist_ok=True)
             started = time.monotonic()
-            result = STAGES[stage.stage](stage, Context(run.path, folder, recipe.seed, say))
-            found = wanted | {"files": hashes(folder), "result": result}
-            records.write_json(folder / DONE, found)
+            context = _Context(run.path, folder, recipe.seed, say)
+            result = _STAGES[stage.stage](stage, context)
+            done = key | {"files": _file_hashes(folder), "result": result}
+            records.write_json(folder / _DONE_FILE, done)
             say(f"{title}: done in {time.monotonic() - started:.0f} s")
         else:
             say(f"{title}: already complete")
-        results[name] = found["result"]
-        before.append(records.sha256_file(folder / DONE))
+        results[name] = done["result"]
+        hashes_before.append(records.sha256_file(folder / _DONE_FILE))
     records.write_json(run.path / "results.json", results)
     return results
 
 
-def completed(folder: Path, wanted: Json) -> Json | None:
-    """The stage's record if it ran with this config on these inputs and its files are whole."""
-    if not (folder / DONE).is_file():
+def _read_done(folder: Path, key: Json) -> Json | None:
+    """Returns a stage's record if it ran with this config and inputs and its files are intact."""
+    if not (folder / _DONE_FILE).is_file():
         return None
-    found = records.read_json(folder / DONE)
-    same = all(found.get(key) == value for key, value in wanted.items())
-    return found if same and found["files"] == hashes(folder) else None
+    done = records.read_json(folder / _DONE_FILE)
+    if any(done.get(name) != value for name, value in key.items()):
+        return None
+    return done if done["files"] == _file_hashes(folder) else None
 
 
-def hashes(folder: Path) -> dict[str, str]:
-    return {name: digest for name, digest in records.sha256_folder(folder).items() if name != DONE}
+def _file_hashes(folder: Path) -> dict[str, str]:
+    """Returns the hash of every file that a stage wrote."""
+    hashes = records.sha256_folder(folder)
+    hashes.pop(_DONE_FILE, None)
+    return hashes
 
 
-# Stages ----------------------------------------------------------------------------------------
+# The stages ------------------------------------------------------------------------------------
 
 
-def run_pull(stage: PullStage, context: Context) -> Json:
+def _run_pull(stage: _PullStage, context: _Context) -> Json:
+    """Fetch the model; returns the hashes of its weights."""
     from sharpen.models.find import find_model
 
     folder = find_model(stage.model)
     context.say(f"  model: {stage.model} in {folder}")
-    weights = {p.name: records.sha256_file(p) for p in sorted(folder.glob("*.safetensors"))}
+    weights = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        weights[path.name] = records.sha256_file(path)
     return {"model": stage.model, "weights": weights}
 
 
-def run_starter(stage: StarterStage, context: Context) -> Json:
+def _run_starter(stage: StarterStage, context: _Context) -> Json:
+    """Write the starter set; returns the number of rows."""
     from sharpen.data.generate.starter import starter_dialogs, starter_task
 
     for split, count in (("train", stage.train), ("test", stage.test)):
         dialogs = starter_dialogs(split, count, context.seed)  # type: ignore[arg-type]
-        if (found := len(dialogs)) < count:
-            raise SharpenError(f"starter: only {found} different {split} rows exist, not {count}")
+        if len(dialogs) < count:
+            raise SharpenError(
+                f"starter: only {len(dialogs)} different {split} rows exist, not {count}"
+            )
         records.write_jsonl(context.folder / f"{split}.jsonl", map(dialog_to_row, dialogs))
-        tasks = map(task_to_row, map(starter_task, dialogs))
-        records.write_jsonl(context.folder / f"{split}.tasks.jsonl", tasks)
+        tasks = [starter_task(dialog) for dialog in dialogs]
+        records.write_jsonl(context.folder / f"{split}.tasks.jsonl", map(task_to_row, tasks))
     context.say(f"  {stage.train} train and {stage.test} test dialogs")
     return {"train": stage.train, "test": stage.test}
 
 
-def run_render(stage: RenderStage, context: Context) -> Json:
+def _run_render(stage: _RenderStage, context: _Context) -> Json:
+    """Render every row; returns numbers of rows and tokens."""
     from sharpen.models.load import load_tokenizer
     from sharpen.render import Renderer
 
     renderer = Renderer(load_tokenizer(stage.model), stage.template)
     rows = records.read_jsonl(context.path(stage.data))
     dialogs = [dialog_from_row(row.value, row.where) for row in rows]
-    lengths, trained = [], 0
+    lengths = []
+    trained_tokens = 0
     for datum in renderer.render(dialogs):
-        lengths.append(len(datum.ids))
-        trained += int(datum.mask.sum())
-        if lengths[-1] > stage.max_length:
-            found = f"row {datum.id or len(lengths)} has {lengths[-1]} tokens"
-            raise SharpenError(f"{stage.data}: {found}, over max_length {stage.max_length}")
+        length = len(datum.ids)
+        lengths.append(length)
+        trained_tokens += int(datum.mask.sum())
+        if length > stage.max_length:
+            row_name = datum.id or len(lengths)
+            raise SharpenError(
+                f"{stage.data}: row {row_name} has {length} tokens, over max_length "
+                f"{stage.max_length}"
+            )
     if not lengths:
         raise SharpenError(f"{stage.data}: no rows")
-    count, total, longest = len(lengths), sum(lengths), max(lengths)
-    share = f"{trained / total:.0%} carry loss"
-    context.say(f"  {count} rows, {total} tokens (longest {longest}), {share}")
-    return {"rows": count, "tokens": total, "longest": longest, "trained_tokens": trained}
+    tokens = sum(lengths)
+    share = f"{trained_tokens / tokens:.0%} carry loss"
+    context.say(f"  {len(lengths)} rows, {tokens} tokens (longest {max(lengths)}), {share}")
+    return {
+        "rows": len(lengths),
+        "tokens": tokens,
+        "longest": max(lengths),
+        "trained_tokens": trained_tokens,
+    }
 
 
-def run_sft(stage: SftStage, context: Context) -> Json:
-    from sharpen.train.sft import AgentSFTTrainer
+def _run_sft(stage: _SftStage, context: _Context) -> Json:
+    """Fine-tune; returns the last figures."""
+    inputs = {
+        "base_model": stage.model,
+        "train_data": str(context.path(stage.data)),
+        "seed": context.seed,
+    }
+    config = stage.settings.model_copy(update=inputs)
+    return _train("sft", config, context)
 
-    data = str(context.path(stage.data))
-    given = {"base_model": stage.model, "train_data": data, "seed": context.seed}
-    return figures_of(AgentSFTTrainer(stage.settings.model_copy(update=given), context.folder))
 
-
-def run_optimise(stage: OptimiseStage, context: Context) -> Json:
-    import sharpen
-
-    given = {"base_model": context.source(stage.model), "seed": context.seed}
-    given["train_data"] = context.source(stage.data)
+def _run_optimise(stage: _OptimiseStage, context: _Context) -> Json:
+    """Run DPO, GRPO or PPO; returns the last figures."""
+    inputs = {
+        "base_model": context.source(stage.model),
+        "train_data": context.source(stage.data),
+        "seed": context.seed,
+    }
     if stage.dev:
-        given["dev_data"] = context.source(stage.dev)
-    trainer = getattr(sharpen, f"{stage.stage.upper()}Trainer")
-    return figures_of(trainer(stage.config(**given), context.folder))
+        inputs["dev_data"] = context.source(stage.dev)
+    return _train(stage.stage, stage.training_config(**inputs), context)
 
 
-def figures_of(trainer: Any) -> Json:
-    return {key: value for key, value in trainer.train().items() if value is not None}
+def _train(method: str, config: RunConfig, context: _Context) -> Json:
+    """Train in the stage's folder; returns the figures that were measured."""
+    trainer = METHODS[method].load_trainer_class()(config, context.folder)
+    figures = trainer.train()
+    return {name: value for name, value in figures.items() if value is not None}
 
 
-def run_evaluate(stage: EvaluateStage, context: Context) -> Json:
+def _run_evaluate(stage: EvaluateStage, context: _Context) -> Json:
+    """Play and score the tasks, each by its kind unless the stage says otherwise."""
     from dataclasses import replace
 
     from sharpen.data.sources import read_tasks
@@ -286,9 +335,8 @@ def run_evaluate(stage: EvaluateStage, context: Context) -> Json:
     from sharpen.rewards.compose import build_reward
 
     suite = tasks_suite(stage.tasks, list(read_tasks(context.source(stage.tasks))))
-    suite = replace(
-        suite, make_environment=environment_by_name(stage.env), max_turns=stage.max_turns
-    )
+    environment = environment_by_name(stage.env)
+    suite = replace(suite, make_environment=environment, max_turns=stage.max_turns)
     if stage.reward:
         suite = replace(suite, reward=build_reward(stage.reward), metrics=("reward", "accuracy"))
     model = ModelConfig(base_model=context.source(stage.model))
@@ -301,6 +349,13 @@ def run_evaluate(stage: EvaluateStage, context: Context) -> Json:
     return figures
 
 
-STAGES: dict[str, Callable[[Any, Context], Json]] = {"pull": run_pull, "starter": run_starter}
-STAGES |= {"render": run_render, "sft": run_sft, "evaluate": run_evaluate}
-STAGES |= dict.fromkeys(("dpo", "grpo", "ppo"), run_optimise)
+_STAGES: dict[str, Callable[[Any, _Context], Json]] = {
+    "pull": _run_pull,
+    "starter": _run_starter,
+    "render": _run_render,
+    "sft": _run_sft,
+    "dpo": _run_optimise,
+    "grpo": _run_optimise,
+    "ppo": _run_optimise,
+    "evaluate": _run_evaluate,
+}

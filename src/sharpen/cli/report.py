@@ -1,4 +1,4 @@
-"""`sharpen report`: the page of a run or an evaluation, made anew."""
+"""`sharpen report`: write the page of a run or an evaluation again."""
 
 from __future__ import annotations
 

@@ -8,6 +8,9 @@ from typing import Annotated
 from typer import Argument, Option
 
 from sharpen.cli.shared import AsJson, Pairs, end_with
+from sharpen.types import Json
+
+_COMPARED_METRICS = ("valid_call", "right_tool", "exact_call")
 
 
 def run(
@@ -24,21 +27,28 @@ def run(
     loaded = load_recipe(recipe, overrides or [])
     folder = out or Path("runs") / loaded.name
     print(f"{loaded.name}: {loaded.about}" if loaded.about else loaded.name)
-    results = run_recipe(loaded, folder, say=lambda text: print(text, flush=True))
-    for line in gains(results):
+    results = run_recipe(loaded, folder, say=_print_now)
+    for line in _comparison_lines(results):
         print(line)
     print(f"results: {folder / 'results.json'}")
     end_with({"path": str(folder), "results": results}, as_json)
 
 
-def gains(results: dict[str, dict]) -> list[str]:
-    """Each rate that several stages measured, in order, with its interval."""
+def _print_now(text: str) -> None:
+    print(text, flush=True)
+
+
+def _comparison_lines(results: dict[str, Json]) -> list[str]:
+    """Returns a line per metric that several stages measured: its values in order."""
     measured = {name: result for name, result in results.items() if "valid_call" in result}
     if len(measured) < 2:
         return []
     lines = []
-    for metric in ("valid_call", "right_tool", "exact_call"):
-        rows = {name: result[metric] for name, result in measured.items()}
-        shown = [f"{n} {r['mean']:.1%} [{r['low']:.1%}, {r['high']:.1%}]" for n, r in rows.items()]
-        lines.append(f"{metric}: {' → '.join(shown)}")
+    for metric in _COMPARED_METRICS:
+        values = []
+        for stage, result in measured.items():
+            figure = result[metric]
+            interval = f"[{figure['low']:.1%}, {figure['high']:.1%}]"
+            values.append(f"{stage} {figure['mean']:.1%} {interval}")
+        lines.append(f"{metric}: {' → '.join(values)}")
     return lines

@@ -13,17 +13,18 @@ Pairs = list[str] | None  # key=value settings
 
 
 def end_with(value: dict[str, Any], as_json: bool) -> None:
-    """What `--json` prints on the last line."""
+    """Print the last line of `--json`: one JSON object. Without `--json`, print nothing."""
     if as_json:
         print(json.dumps(value, ensure_ascii=False))
 
 
 class DefaultGroup(TyperGroup):
-    """Sub-verbs whose verb works alone: `sharpen merge CONFIG OUT` is `merge run CONFIG OUT`."""
+    """Commands with a default: `sharpen merge CONFIG OUT` is `sharpen merge run CONFIG OUT`."""
 
     default = "run"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the default in front of arguments that do not begin with a command."""
         if args and args[0] not in self.commands and args[0] != "--help":
             args = [self.default, *args]
         return super().parse_args(ctx, args)

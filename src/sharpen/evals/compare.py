@@ -30,7 +30,7 @@ from sharpen.evals.intervals import interval, paired
 from sharpen.records import RunFolder, read_json, read_jsonl, write_json, write_jsonl, write_text
 from sharpen.report.page import Page
 from sharpen.report.plots import draw_bars, draw_lines, draw_points, save
-from sharpen.train.config import AgentSFTConfig
+from sharpen.train.config.sft import AgentSFTConfig
 from sharpen.train.scoring import ModelScorer
 from sharpen.types import Json, SharpenError
 

@@ -1,6 +1,6 @@
-"""Merging from Python: `ModelMerger` on state dicts, `merge_domain_experts` on model folders.
+"""Merging of state dicts in memory, by any registered method.
 
-Users call both; `merge_dicts` applies any registered method to state dicts.
+`ModelMerger` calls `merge_dicts`; model folders are merged by `stream.py`.
 """
 
 from __future__ import annotations
@@ -10,65 +10,14 @@ from collections.abc import Sequence
 
 from sharpen.merge import require
 from sharpen.merge.method import METHODS
-from sharpen.merge.recipe import InputModel, MergeConfig, suggest_name
-from sharpen.merge.stream import DEFAULTS, MergeOptions, merge
 from sharpen.merge.tiles import Array, Tile, Tiles
 from sharpen.merge.vectors import (
-    Shares,
-    StateDict,
     StateDicts,
     Weights,
     require_same_tensors,
     to_compute_dtype,
 )
 from sharpen.types import Json
-
-
-class ModelMerger:
-    """Merging of state dicts. Results have the dtype of the inputs."""
-
-    @staticmethod
-    def average_merge(state_dicts: StateDicts, weights: Shares = None) -> Weights:
-        """The weighted average; weights sum to 1."""
-        count = len(state_dicts)
-        shares = [1 / count] * count if weights is None else list(weights)
-        require(len(shares) == count, f"average_merge: {len(shares)} weights for {count} models")
-        problem = f"average_merge: weights sum to {sum(shares)}, not to 1"
-        require(abs(sum(shares) - 1) < 1e-6, problem)
-        return merge_dicts("linear", state_dicts, {"weight": shares, "normalize": False})
-
-    @staticmethod
-    def slerp_merge(state_dict_1: StateDict, state_dict_2: StateDict, t: float = 0.5) -> Weights:
-        """Along the arc from the first model (t = 0) to the second (t = 1)."""
-        return merge_dicts("slerp", [state_dict_1, state_dict_2], {"t": t})
-
-    @staticmethod
-    def ties_merge(
-        base_state_dict: StateDict,
-        finetuned_state_dicts: StateDicts,
-        density: float = 0.5,
-        majority_sign: bool = True,
-    ) -> Weights:
-        """Each model's largest changes; where signs disagree, the side with the greater sum."""
-        values = {"weight": 1.0, "density": density, "majority_sign": majority_sign}
-        return merge_dicts("ties", [base_state_dict, *finetuned_state_dicts], values)
-
-    @staticmethod
-    def dare_merge(
-        base_state_dict: StateDict,
-        finetuned_state_dicts: StateDicts,
-        drop_rate: float = 0.9,
-        rescale: bool = True,
-        seed: int = 0,
-    ) -> Weights:
-        """Changes dropped at random, the rest divided by 1 - drop_rate, then averaged."""
-        values = {
-            "weight": 1 / len(finetuned_state_dicts),
-            "density": 1 - drop_rate,
-            "rescale": "density" if rescale else False,
-        }
-        inputs = [base_state_dict, *finetuned_state_dicts]
-        return merge_dicts("dare_linear", inputs, values, seed)
 
 
 def merge_dicts(method: str, inputs: StateDicts, values: Json, seed: int = 0) -> Weights:
@@ -116,41 +65,3 @@ def _tiles_in_memory(tensors: Sequence[Array], name: str, seed: int) -> Tiles:
 
     dtype = str(first.dtype).removeprefix("torch.")
     return Tiles(1, load, first.numel(), dtype, name, seed)
-
-
-# `method` of `merge_domain_experts` → the method of a recipe and its parameters
-_EXPERT_METHODS: dict[str, tuple[str, Json]] = {
-    "average": ("linear", {"weight": 1.0}),
-    "slerp": ("slerp", {"t": 0.5}),
-    "ties": ("ties", {"weight": 1.0, "density": 0.5}),
-    "dare": ("dare_linear", {"density": 0.1, "rescale": "density"}),
-}
-
-
-def merge_domain_experts(
-    base_model_path: str,
-    expert_model_paths: Sequence[str],
-    method: str = "ties",
-    output_path: str = "./merged_model",
-    options: MergeOptions = DEFAULTS,
-) -> Json:
-    """Merge fine-tuned experts of one base (average, slerp, ties, dare) into a model folder."""
-    unknown = f"merge_domain_experts: method {method!r}: "
-    require(method in _EXPERT_METHODS, unknown + suggest_name(method, list(_EXPERT_METHODS)))
-    recipe_method, parameters = _EXPERT_METHODS[method]
-    experts = [str(path) for path in expert_model_paths]
-    require(experts, "merge_domain_experts: no expert given")
-    base: str | None = str(base_model_path)
-    if recipe_method == "linear":
-        base = None
-    elif recipe_method == "slerp":
-        base = experts[0]  # slerp goes from the first expert to the second
-    if recipe_method == "dare_linear":
-        parameters = parameters | {"weight": 1 / len(experts)}
-    recipe = MergeConfig(
-        merge_method=recipe_method,
-        models=[InputModel(model=path) for path in experts],
-        base_model=base,
-        parameters=parameters,
-    )
-    return merge(recipe, output_path, options)

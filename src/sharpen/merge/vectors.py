@@ -1,9 +1,8 @@
-"""Task vectors (what fine-tuning changed) as arithmetic on state dicts and as files.
+"""Task vectors (what fine-tuning changed) as files, and checks of state dicts.
 
 A file holds a tensor's differences densely, or as positions and values where that is smaller.
-Differences are float32, so that base + vector is the tuned model again, bit for bit. Users call
-`TaskVectorArithmetic`, `sharpen merge vector` calls `write_task_vector`, and `adapters` lays a
-vector over a model.
+Differences are float32, so that base + vector is the tuned model again, bit for bit. `sharpen merge
+vector` calls `write_task_vector`, and `adapters` lays a vector over a model.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 StateDict = Mapping[str, "Tensor"]
 StateDicts = Sequence[StateDict]
-Shares = Sequence[float] | None
 Weights = OrderedDict[str, "Tensor"]
 # a sparse tensor is stored as three tensors, with these endings to its name
 _SHAPE = ".shape"
@@ -39,54 +37,6 @@ _POSITIONS = ".positions"
 _VALUES = ".values"
 _SPARSE_PARTS = (_SHAPE, _POSITIONS, _VALUES)
 _PIECE_ELEMENTS = 1 << 20  # elements compared at a time
-
-
-class TaskVectorArithmetic:
-    """Task vectors as state dicts: compute, apply, add, negate."""
-
-    @staticmethod
-    def compute_task_vector(base_state_dict: StateDict, finetuned_state_dict: StateDict) -> Weights:
-        """Returns the tuned model minus its base."""
-        return _weighted_sum([finetuned_state_dict, base_state_dict], [1.0, -1.0])
-
-    @staticmethod
-    def apply_task_vector(
-        base_state_dict: StateDict, task_vector: StateDict, scaling: float = 1.0
-    ) -> Weights:
-        """Returns the base plus the scaled vector, in the base's dtypes."""
-        changed = _weighted_sum([base_state_dict, task_vector], [1.0, scaling])
-        result: Weights = OrderedDict()
-        for name, tensor in changed.items():
-            result[name] = tensor.to(base_state_dict[name].dtype)
-        return result
-
-    @staticmethod
-    def add_task_vectors(task_vectors: StateDicts, weights: Shares = None) -> Weights:
-        """Returns the weighted sum of several vectors; without weights, the plain sum."""
-        count = len(task_vectors)
-        require(count, "add_task_vectors: no task vector given")
-        shares = [1.0] * count if weights is None else list(weights)
-        problem = f"add_task_vectors: {len(shares)} weights for {count} task vectors"
-        require(len(shares) == count, problem)
-        return _weighted_sum(task_vectors, shares)
-
-    @staticmethod
-    def negate_task_vector(task_vector: StateDict, scaling: float = 1.0) -> Weights:
-        """Returns the vector times -scaling: applying it takes an ability away."""
-        return _weighted_sum([task_vector], [-scaling])
-
-
-def _weighted_sum(dicts: StateDicts, weights: Sequence[float]) -> Weights:
-    """Returns the weighted sum of state dicts, in float32 at least."""
-    for other in dicts[1:]:
-        require_same_tensors(dicts[0], other)
-    sums: Weights = OrderedDict()
-    for name in dicts[0]:
-        total: Any = 0
-        for state_dict, share in zip(dicts, weights, strict=True):
-            total = total + share * to_compute_dtype(state_dict[name])
-        sums[name] = total
-    return sums
 
 
 def to_compute_dtype(tensor: Any) -> Any:

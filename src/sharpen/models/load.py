@@ -27,23 +27,40 @@ LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 class ModelConfig(Config):
     """Which model, and how it is held in memory."""
 
-    base_model: str = "smollm2-135m"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: str = "auto"
-    load_in_4bit: bool = False
-    load_in_8bit: bool = False
-    trust_remote_code: bool = False
+    base_model: str = Field(
+        "smollm2-135m", description="Model: a name, a folder, an adapter or a run folder."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Number format of the weights; auto: bfloat16 on a GPU, else float32."
+    )
+    device: str = Field("auto", description="Device: auto, cpu, cuda or cuda:1.")
+    load_in_4bit: bool = Field(False, description="Quantize the base model to 4 bits (GPU).")
+    load_in_8bit: bool = Field(False, description="Quantize the base model to 8 bits (GPU).")
+    trust_remote_code: bool = Field(False, description="Run code that comes with the model.")
 
 
-class LoRAConfig(Config):
+class AdapterConfig(Config):
+    """Size and form of a LoRA adapter without dropout."""
+
+    lora_r: int = Field(64, ge=1, description="Rank of the adapter.")
+    lora_alpha: int = Field(
+        128, ge=1, description="Scale of the adapter: its output is multiplied by alpha / rank."
+    )
+    lora_target_modules: tuple[str, ...] = Field(
+        LINEAR_LAYERS, description="Linear layers that get an adapter."
+    )
+    use_dora: bool = Field(
+        False, description="DoRA: the adapter trains directions, magnitudes are trained separately."
+    )
+    use_rslora: bool = Field(False, description="rsLoRA: scale by alpha / sqrt(rank).")
+
+
+class LoRAConfig(AdapterConfig):
     """Size and form of a LoRA adapter."""
 
-    lora_r: int = Field(64, ge=1)
-    lora_alpha: int = Field(128, ge=1)
-    lora_dropout: float = Field(0.05, ge=0, lt=1)
-    lora_target_modules: tuple[str, ...] = LINEAR_LAYERS
-    use_dora: bool = False  # weight-decomposed: direction by LoRA, magnitude on its own
-    use_rslora: bool = False  # scaled by alpha / sqrt(r) instead of alpha / r
+    lora_dropout: float = Field(
+        0.05, ge=0, lt=1, description="Share of the adapter's inputs that are dropped in training."
+    )
 
 
 # Models and tokenizers are `Any`: transformers makes their classes at run time.
@@ -159,7 +176,7 @@ def _quantization_config(config: ModelConfig, device: str) -> Any:
     )
 
 
-def attach_lora(model: Any, config: LoRAConfig, task: str = "CAUSAL_LM") -> Any:
+def attach_lora(model: Any, config: AdapterConfig, task: str = "CAUSAL_LM") -> Any:
     """Returns the model with a fresh adapter: B is zero, so that it still answers as before."""
     from peft import LoraConfig, get_peft_model
 
@@ -169,7 +186,7 @@ def attach_lora(model: Any, config: LoRAConfig, task: str = "CAUSAL_LM") -> Any:
         r=config.lora_r,
         target_modules=targets,
         lora_alpha=config.lora_alpha,
-        lora_dropout=config.lora_dropout,
+        lora_dropout=config.lora_dropout if isinstance(config, LoRAConfig) else 0.0,
         use_dora=config.use_dora,
         use_rslora=config.use_rslora,
     )

@@ -1,8 +1,8 @@
 """Give credit along a trajectory, so that a late reward is not spread over all turns alike.
 
 What each turn added, discounted returns, and turns against the other samples of a group. The
-result is stored in `Turn.reward`. Users call `AgentTrajectoryRL`; the agent reward reads execution
-traces with `turns_from_steps`.
+result is stored in `Turn.reward`. Users call these, or `AgentTrajectoryRL`, which puts them
+together; the agent reward reads execution traces with `turns_from_steps`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from itertools import pairwise
 from typing import Any
 
 from sharpen.calls import CLOSE_CALL, OPEN_CALL, parse_message
-from sharpen.rewards.calls import as_call, call_key
-from sharpen.types import Message, Reward, SharpenError, StopReason, Task, Trajectory, Turn
+from sharpen.rewards.calls import as_call
+from sharpen.types import Message, Reward, StopReason, Task, Trajectory, Turn
 
 _WORD = re.compile(r"[\u3400-\u9fff]|\w++(?:[.\-:]\w++)*+")
 _STOP_WORDS = frozenset(
@@ -90,79 +90,3 @@ def group_relative(group: Sequence[Sequence[float]], gamma: float = 1.0) -> list
         normalized_rewards = [(reward - mean) * scale for reward in rewards]
         returns.append(discounted_returns(normalized_rewards, gamma))
     return returns
-
-
-class AgentTrajectoryRL:
-    """Rewards for whole trajectories, and credit for their turns."""
-
-    def __init__(self, reward_model: Any):
-        self.reward_model = reward_model
-
-    def compute_trajectory_reward(
-        self, question: str, trajectory: Sequence[Any], final_answer: str, ground_truth: Any
-    ) -> float:
-        """Returns the outcome, and a bonus where it is positive.
-
-        The outcome is the reward model's total for a task's gold, and 1 or -0.5 for a text. The
-        bonus is up to 0.2 for not repeating calls and up to 0.3 for thoughts about the matter."""
-        outcome = self._outcome(question, trajectory, final_answer, ground_truth)
-        turns = turns_from_steps(trajectory)
-        keys = [call_key(call) for turn in turns for call in turn.message.tool_calls]
-        economy = len(set(keys)) / len(keys) if keys else 1.0
-        bonus = 0.2 * economy + 0.3 * _thought_quality(question, turns)
-        return outcome + (bonus if outcome > 0 else 0.0)
-
-    def _outcome(
-        self, question: str, steps: Sequence[Any], final_answer: str, ground_truth: Any
-    ) -> float:
-        if isinstance(ground_truth, Mapping):
-            reward = self.reward_model.compute_reward(question, final_answer, ground_truth, steps)
-            return reward["total"]
-        from sharpen.rewards.verifiable import VerifiableRewardCalculator
-
-        calculator = VerifiableRewardCalculator("exact")
-        reward = calculator.calculate_reward(question, final_answer, ground_truth)
-        return 1.0 if reward["components"]["correctness"] == 1 else -0.5
-
-    def credit(
-        self, task: Task, group: Sequence[Trajectory], mode: str = "group", gamma: float = 1.0
-    ) -> list[Trajectory]:
-        """Set `Turn.reward` of all samples of a task.
-
-        `mode` is `turn` (what the turn added), `return` (with what follows), or `group` (returns
-        against the other samples)."""
-        rewards = [turn_rewards(task, trajectory, self.reward_model) for trajectory in group]
-        credits_by_mode = {
-            "turn": rewards,
-            "return": [discounted_returns(turn_values, gamma) for turn_values in rewards],
-            "group": group_relative(rewards, gamma),
-        }
-        if mode not in credits_by_mode:
-            raise SharpenError(f"credit: expected {', '.join(credits_by_mode)}, found {mode!r}")
-        credited = []
-        for trajectory, values in zip(group, credits_by_mode[mode], strict=True):
-            turns = [
-                replace(turn, reward=value)
-                for turn, value in zip(trajectory.turns, values, strict=True)
-            ]
-            credited.append(replace(trajectory, turns=tuple(turns)))
-        return credited
-
-
-def _thought_quality(question: str, turns: Sequence[Turn]) -> float:
-    """Returns the share of new thoughts about the question or a result so far.
-
-    Length earns nothing."""
-    if not turns:
-        return 0.0
-    known_words = words(question)
-    earlier_thoughts: set[frozenset[str]] = set()
-    good_thoughts = 0
-    for turn in turns:
-        thought = frozenset(words(turn.message.content))
-        if thought & known_words and thought not in earlier_thoughts:
-            good_thoughts += 1
-        earlier_thoughts.add(thought)
-        for result in turn.results:
-            known_words |= words(result.content)
-    return good_thoughts / len(turns)

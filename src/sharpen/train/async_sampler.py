@@ -18,7 +18,7 @@ import torch
 
 from sharpen.policy.local import LocalPolicy
 from sharpen.render import Renderer
-from sharpen.train.config import GRPOConfig
+from sharpen.train.config.grpo import GRPOConfig
 from sharpen.train.group_source import LocalGroupSource, SampledStep
 from sharpen.train.learner import Learner
 from sharpen.types import Json

@@ -17,7 +17,7 @@ import torch
 from sharpen.data.replay import OnlineContinualLearner
 from sharpen.train.batching import epoch_order, micro_batches, trained_tokens
 from sharpen.train.collate import collate
-from sharpen.train.config import LearnerConfig
+from sharpen.train.config.learner import LearnerConfig
 from sharpen.train.learner import Learner
 from sharpen.train.sft import token_mean
 from sharpen.types import Datum, Json, SharpenError

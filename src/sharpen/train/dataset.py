@@ -21,7 +21,7 @@ from sharpen.data.sources import read_dialogs, read_rows
 from sharpen.render import Renderer
 from sharpen.rows import dialog_from_row
 from sharpen.train.batching import epoch_order
-from sharpen.train.config import AgentSFTConfig
+from sharpen.train.config.sft import AgentSFTConfig
 from sharpen.types import Datum, Dialog, SharpenError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from sharpen.scored_rollout import TrajectoryGroup
 from sharpen.train.advantages import group_advantages, token_weights
 from sharpen.train.async_sampler import AsyncGroupSource
 from sharpen.train.callback import Callback
-from sharpen.train.config import GRPOConfig
+from sharpen.train.config.grpo import GRPOConfig
 from sharpen.train.group_source import GroupSource
 from sharpen.train.learner import StepReport
 from sharpen.train.losses import Surrogate

@@ -23,7 +23,7 @@ from sharpen.models.lora import fuse_lora
 from sharpen.models.shared_prompt import shares_prompts
 from sharpen.train.batching import plan_micro_batches, trained_tokens
 from sharpen.train.collate import Batch
-from sharpen.train.config import LearnerConfig
+from sharpen.train.config.learner import LearnerConfig
 from sharpen.train.decoder import Decoder, LogprobModel
 from sharpen.train.losses import learning_rate
 from sharpen.train.processes import join_processes

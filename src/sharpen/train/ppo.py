@@ -23,7 +23,7 @@ from sharpen.scored_rollout import TrajectoryGroup
 from sharpen.train.advantages import FLAT, KLController, gae, token_weights, whiten
 from sharpen.train.callback import Callback
 from sharpen.train.collate import Batch
-from sharpen.train.config import PPOConfig
+from sharpen.train.config.ppo import PPOConfig
 from sharpen.train.learner import Learner, StepReport
 from sharpen.train.losses import Surrogate, value_loss
 from sharpen.train.online import ChangeTask, OnlineTrainer

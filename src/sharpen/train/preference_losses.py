@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sharpen.train.config import DPOConfig
+from sharpen.train.config.dpo import DPOConfig
 
 _REFERENCE_FREE = ("orpo", "simpo")
 

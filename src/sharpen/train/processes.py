@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sharpen.train.config import LearnerConfig
+from sharpen.train.config.learner import LearnerConfig
 from sharpen.types import SharpenError
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from sharpen.report.plots import draw_calibration
 from sharpen.rewards.learned import KIND_FILE, calibration, turn_ends
 from sharpen.rows import dialog_from_row, preference_from_row
 from sharpen.train.collate import Batch
-from sharpen.train.config import RewardModelConfig
+from sharpen.train.config.reward_model import RewardModelConfig
 from sharpen.train.dataset import Phase, drop_long_rows
 from sharpen.train.learner import Learner
 from sharpen.train.losses import reward_loss

@@ -3,7 +3,6 @@ one reward model, `R1StyleTrainer` GRPO with rewards that can be verified."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,18 +19,14 @@ from sharpen.rewards.verifiable import GOLD_KEYS, VerifiableRewardCalculator
 from sharpen.rows import preference_to_row
 from sharpen.scored_rollout import play_and_score
 from sharpen.train.callback import Callback
-from sharpen.train.config import GRPOConfig, R1TrainingConfig, RLTrainingConfig
+from sharpen.train.config.grpo import GRPOConfig
+from sharpen.train.config.specification import R1TrainingConfig, RLTrainingConfig
 from sharpen.train.group_source import with_seed
 from sharpen.train.grpo import GRPOTrainer
+from sharpen.train.methods import METHODS
 from sharpen.train.preferences import generate_preference_pairs
 from sharpen.types import Json, Reward, Sampling, Score, SharpenError, Task, Trajectory
 
-# algorithm → its module, trainer and config
-_ALGORITHMS = {
-    "dpo": ("dpo", "DPOTrainer", "DPOConfig"),
-    "ppo": ("ppo", "PPOTrainer", "PPOConfig"),
-    "grpo": ("grpo", "GRPOTrainer", "GRPOConfig"),
-}
 _TITLE_CHARACTERS = 60  # of a text that an error quotes
 
 
@@ -52,16 +47,14 @@ class AgentRLTrainer:
         self.config = config
         self.reward_model = reward_model
         self.path = _model_to_start_from(str(base_model_path), str(sft_model_path))
-        module_name, trainer_name, config_name = _ALGORITHMS[config.algorithm]
-        module: Any = importlib.import_module(f"sharpen.train.{module_name}")
-        config_class = getattr(importlib.import_module("sharpen.train.config"), config_name)
+        method = METHODS[config.algorithm]
         own_name = f"{config.algorithm}_config"
         values: Json = {"base_model": self.path, "train_data": config.train_data}
         values |= config.settings
         values |= getattr(config, own_name)
-        self.settings = parse_config(config_class, values, own_name)
+        self.settings: Any = parse_config(method.load_config_class(), values, own_name)
         output = output or f"runs/{config.algorithm}"
-        trainer_class = getattr(module, trainer_name)
+        trainer_class = method.load_trainer_class()
         self.trainer = trainer_class(self.settings, output, reward_model, evaluate)
 
     def train(self) -> dict[str, float]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from sharpen.rewards.hacking import SURE, HackingMonitor, RLVRHackingDetector
 from sharpen.scored_rollout import TrajectoryGroup, is_flat
-from sharpen.train.config import RLConfig
+from sharpen.train.config.online import RLConfig
 from sharpen.types import Json, SharpenError, Task, Trajectory
 
 

@@ -19,7 +19,7 @@ from sharpen.models.load import load_model, load_tokenizer
 from sharpen.render import Renderer
 from sharpen.tools import load_object
 from sharpen.train.collate import Batch
-from sharpen.train.config import AgentSFTConfig
+from sharpen.train.config.sft import AgentSFTConfig
 from sharpen.train.dataset import TrainingRows
 from sharpen.train.display import peak_memory
 from sharpen.train.learner import Learner
@@ -128,14 +128,6 @@ class AgentSFTTrainer:
         """Write a plain PEFT adapter or model folder, with the tokenizer and template that were
         trained with."""
         save_trained(self.learner, self.renderer, path)
-
-
-class AgentLoRATrainer(AgentSFTTrainer):
-    """The specification's name for the same trainer."""
-
-    def prepare_data(self) -> None:
-        """The specification's name for `prepare_datasets`."""
-        self.prepare_datasets()
 
 
 def token_mean(logprobs_N: torch.Tensor, batch: Batch, step_tokens: float) -> torch.Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from sharpen.data.generate.policy_samples import LongContextDataGenerator
+from sharpen.data.generate.haystack import needle_in_haystack
 from sharpen.data.importers.common import FORMATS
 from sharpen.types import Task
 from sharpen.world.state import seeded
@@ -28,13 +28,12 @@ def kv_tasks(keys: int) -> Iterator[Task]:
 
 def needle_tasks(longest: int) -> Iterator[Task]:
     """Yields a grid of tasks: four lengths up to `longest` characters, five depths."""
-    generator = LongContextDataGenerator(seed=longest)
     for quarter in range(1, 5):
         length = longest * quarter // 4
         for depth in _DEPTHS:
             word = f"{seeded('needle', length, depth).getrandbits(32):08x}"
             needle = f"The pass phrase of today is {word}."
-            row = generator.generate_needle_in_haystack(length, needle, depth, _QUESTION, word)
+            row = needle_in_haystack(length, needle, depth, _QUESTION, word, seed=longest)
             yield Task(
                 f"needle-{length}-{depth:g}",
                 f"{row['context']}\n\n{_QUESTION}",
