@@ -85,8 +85,12 @@ def test_an_environment_that_raises_ends_its_own_episode(bench):
     tasks = bench.acting[:4]
 
     class Breaking(ToolWorld):
+        def reset(self, task):
+            self.breaks = task.id == tasks[0].id
+            return super().reset(task)
+
         def step(self, message):
-            if self.task.id == tasks[0].id:
+            if self.breaks:
                 raise OSError("the disk is on fire")
             return super().step(message)
 
@@ -119,11 +123,11 @@ def test_a_recipe_takes_a_users_reward_and_environment(pico_folder, tmp_path):
     stage |= {"reward": f"{tmp_path / 'own.py'}:score", "env": f"{tmp_path / 'own.py'}:World"}
     recipe = Recipe(name="own", stages=[{**stage, "max_tokens": 4}])
     results = run_recipe(recipe, tmp_path / "run", say=lambda text: None)
-    assert results["evaluate"]["value"]["mean"] == 0.25
+    assert results["evaluate"]["reward"]["mean"] == 0.25
 
 
 def test_unknown_environments_are_named():
-    with pytest.raises(ConfigError, match=r"env 'moon': expected toolworld, .* or file.py:Class"):
+    with pytest.raises(ConfigError, match=r"env 'moon': expected one_turn, toolworld, .* or file.py:Class"):
         find_environment("moon")
 
 
