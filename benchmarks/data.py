@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sharpen.data.check import CheckReport, check_rows
 from sharpen.data.importing import import_file
-from sharpen.data.overlap import compare
+from sharpen.data.overlap import compare_splits
 from sharpen.types import Json
 
 VERBS = ("book", "cancel", "find", "list", "move", "rate", "send", "track")
@@ -115,7 +115,7 @@ def main() -> None:
         half = Path(folder, "half.jsonl")
         with open(out, "rb") as all_rows, open(half, "wb") as half_rows:
             half_rows.writelines(line for number, line in enumerate(all_rows) if number % 2)
-        compare([half, half])
+        compare_splits([half, half])
         watch.stop("splits")
     print(json.dumps(watch.result))
 

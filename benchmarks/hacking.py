@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from hacking_texts import CODE_WAYS, TEXT_WAYS, Problem, WayToAnswer, draw_problem
 
-from sharpen.rewards.hacking import SURE, Finding, HackingMonitor, RLVRHackingDetector
+from sharpen.rewards.hacking import SURE_SCORE, Finding, HackingMonitor, RLVRHackingDetector
 
 STEPS = 160
 BATCH = 32  # texts per step
@@ -222,7 +222,7 @@ def inspect(
     kinds: Counter[str] = Counter()
     for problem, text in texts:
         findings = detector.detect(text, problem.text)
-        sure_kinds = [finding.kind for finding in findings if finding.score >= SURE]
+        sure_kinds = [finding.kind for finding in findings if finding.score >= SURE_SCORE]
         kinds.update(sure_kinds)
         flagged += bool(sure_kinds)
         total_length += len(text)

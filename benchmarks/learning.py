@@ -32,7 +32,7 @@ import numpy as np
 from learning_report import PARTS, report
 
 from sharpen.config import load_yaml
-from sharpen.data.generate.build import File, Guard, fill_file, portions, workers_of
+from sharpen.data.generate.build import File, Guard, divide_by_shares, fill_file, start_workers
 from sharpen.data.generate.dialog_draft import parts
 from sharpen.data.sources import read_dialogs, read_tasks
 from sharpen.envs.find import find_environment
@@ -158,11 +158,11 @@ def draw_tasks(counts: Sequence[int], guard: Guard) -> dict[str, list[Task]]:
     train, *dev = (count // len(PARTS) for count in counts)
     sets: dict[str, list[Task]] = {name: [] for name in ("train", "curve", "evaluate")}
     asked = set[str]()
-    with workers_of(0, shipped_world()) as run:
+    with start_workers(0, shipped_world()) as run:
         for split, part in product(("dev", "train"), PARTS):
             shares = {kind: about.share for kind, about in parts()[part].kinds.items()}
-            quotas = portions(train, shares)
-            wanted = [portions(count, shares) for count in dev]
+            quotas = divide_by_shares(train, shares)
+            wanted = [divide_by_shares(count, shares) for count in dev]
             if split == "dev":  # some ask the same in two parts
                 quotas = {kind: sum(w[kind] for w in wanted) * 6 // 5 + 2 for kind in shares}
             file = File(f"learning_{split}/{part}.jsonl", split, quotas, part, extended=True)

@@ -10,7 +10,7 @@ from sharpen.train.advantages import (
     KLController,
     gae,
     group_advantages,
-    overlong,
+    overlong_penalty,
     token_weights,
     whiten,
 )
@@ -65,8 +65,8 @@ def test_whiten_keeps_equal_values_apart_from_noise():
 
 @pytest.mark.parametrize(("length", "worth"), [(60, 0), (80, 0), (90, -0.5), (100, -1), (130, -1)])
 def test_overlong_answers_lose_softly(length, worth):
-    assert overlong(length, 100, 20) == pytest.approx(worth)
-    assert overlong(length, 100, 0) == 0
+    assert overlong_penalty(length, 100, 20) == pytest.approx(worth)
+    assert overlong_penalty(length, 100, 0) == 0
 
 
 def test_the_kl_controller_follows_its_target():

@@ -39,7 +39,7 @@ from sharpen.world.gold import (
     gold_calls,
     gold_outcome,
     gold_trajectory,
-    start,
+    start_episode,
 )
 
 NAMES = ("calendar_meetings", "finance_accounts", "home_lighting", "travel_flights")
@@ -199,7 +199,7 @@ def test_another_way_to_the_end_state_completes_the_task(bench):
     """A look-up before the change costs efficiency and accuracy, and is no wrong tool."""
     for task in bench.acting:
         outcome = gold_outcome(bench.world, task)
-        episode = start(bench.world, task.id, task.gold)
+        episode = start_episode(bench.world, task.id, task.gold)
         looks = [t for t in task.tools if (tool := episode.tool(t.name)) and tool.read_only]
         looks = [t for t in looks if t.name not in {c.name for c in gold_calls(task)}]
         if not outcome.changes or not looks or task.gold.get("faults"):
@@ -235,7 +235,7 @@ def test_a_read_that_feeds_a_later_call_is_vouched_for_by_the_end_state(bench):
     fed = 0
     for task in bench.acting:
         outcome, calls = gold_outcome(bench.world, task), gold_calls(task)
-        episode = start(bench.world, task.id, task.gold)
+        episode = start_episode(bench.world, task.id, task.gold)
         reads = [c for c in calls if (tool := episode.tool(c.name)) and tool.read_only]
         unused = [r for r in reads if r not in [done.call for done in outcome.reads]]
         if not unused or task.gold.get("faults"):
@@ -279,7 +279,9 @@ def test_the_reward_and_the_environment_execute_alike(bench):
         for turn in bench.gold(task).turns:
             results, _ = environment.step(turn.message)
             assert results == turn.results
-        run = CallExecutor(start(bench.world, task.id, task.gold), {t.name for t in task.tools})
+        run = CallExecutor(
+            start_episode(bench.world, task.id, task.gold), {t.name for t in task.tools}
+        )
         for turn in bench.gold(task).turns:
             run.step(turn.message)
         assert environment.end_state_reached() and run.executed == environment.executed

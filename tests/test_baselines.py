@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from agent_items import EMPTY, Says
-from sharpen.envs.perturb import WAYS, Perturbation
+from sharpen.envs.perturb import PERTURBATION_KINDS, Perturbation
 from sharpen.evals.evaluator import AgentTrainingEvaluator
 from sharpen.kinds import gold_messages
 from sharpen.rewards.metrics import AGENT_METRICS
@@ -30,7 +30,7 @@ def evaluate(model, split="test", **options):
 
 
 @pytest.mark.parametrize(
-    "ways", [(), *((way,) for way in WAYS), TOGETHER, ("reword", *TOGETHER[1:])]
+    "ways", [(), *((way,) for way in PERTURBATION_KINDS), TOGETHER, ("reword", *TOGETHER[1:])]
 )
 def test_gold_is_right_by_every_metric(ways):
     five, results = evaluate("baseline:gold", perturb=ways)
@@ -94,15 +94,15 @@ def test_errors_speak_of_the_names_that_were_shown():
     assert [*shown.parameters["properties"]] == ["day_visit", "mat_2"]  # its own name stays unknown
     assert shown.parameters["required"] == ["day_visit"]
     said = Message("assistant", "", (ToolCall(shown.name, {"mat": 1, "day_visit": "x"}),))
-    [call] = perturbation.inward("a", said).tool_calls
+    [call] = perturbation.restore_message("a", said).tool_calls
     assert (call.name, call.arguments) == ("book_in", {"unknown.mat": 1, "day": "x"})
     said = Message("assistant", f"By {shown.name}. I would book.")
-    original = perturbation.inward("a", said)
+    original = perturbation.restore_message("a", said)
     assert original.content == "By book_in. I would book."
-    assert perturbation.outward("a", original).content == said.content
+    assert perturbation.show_message("a", original).content == said.content
     error = '{"error":"invalid","message":"day: \\"today\\" is no date; no unknown.mat"}'
     answer = Message("tool", error, name="book_in")
-    shown_answer = perturbation.outward("a", answer)
+    shown_answer = perturbation.show_message("a", answer)
     dialog = Dialog((answer,), task.tools, "a")
     assert perturbation.dialog(dialog).messages == (
         shown_answer,
@@ -110,7 +110,7 @@ def test_errors_speak_of_the_names_that_were_shown():
     for text in ("day_visit: ", "no mat", "today"):
         assert text in shown_answer.content
     fine = Message("tool", '{"day": "2026-01-01"}', name="book_in")
-    assert perturbation.outward("a", fine).content == fine.content
+    assert perturbation.show_message("a", fine).content == fine.content
 
 
 def test_records_have_other_keys_and_the_same_change_undoes_it():
@@ -126,7 +126,7 @@ def test_records_have_other_keys_and_the_same_change_undoes_it():
         assert "7707" in first and "LN" not in first and "LO" not in other
         assert shown.content.endswith(", BE71 0961; 99 EUR on 2027-05-23")
         assert shown.tool_calls[0].arguments == {"to": [first], "by": {"x": 3}}
-        assert perturbation.inward(str(number), shown) == said
+        assert perturbation.restore_message(str(number), shown) == said
         shapes.add("".join("A" if c.isalpha() else c for c in first))
     assert shapes == {"AA-7707", "AA7707", "AA 7707", "AA/7707", "7707-AA", "7707/AA"}
 
@@ -143,7 +143,10 @@ def test_perturbed_dialogs_hold_what_they_should():
         declines = task.gold.get("decision") == "decline"
         assert len(seen.tools) == len(own) + (0 if declines else 5)
         (message,) = gold_messages(task)[:1]
-        assert perturbation.inward(task.id, perturbation.outward(task.id, message)) == message
+        assert (
+            perturbation.restore_message(task.id, perturbation.show_message(task.id, message))
+            == message
+        )
     with pytest.raises(SharpenError, match="perturb 'renam': expected rename"):
         Perturbation(tasks, ["renam"])
     with pytest.raises(SharpenError, match="perturb: rename or reword"):

@@ -11,7 +11,7 @@ import pytest
 from sharpen import CoresetSelector, Dialog, Message, SharpenError, ToolCall
 from sharpen.data import coreset
 from sharpen.data.coreset import easy_to_hard, facility_location, farthest_points
-from sharpen.data.features import HashedEncoder, dialog_text, normalised
+from sharpen.data.features import HashedEncoder, dialog_text, normalize_rows
 
 
 def dialog(number: int, said: str, answer: str = "Done.", **metadata) -> Dialog:
@@ -48,7 +48,7 @@ class PlaceEncoder:
 
 
 def unit(count: int, dims: int, seed: int = 0) -> np.ndarray:
-    return normalised(np.random.default_rng(seed).standard_normal((count, dims)))
+    return normalize_rows(np.random.default_rng(seed).standard_normal((count, dims)))
 
 
 # Features ------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_facility_location_is_greedy_and_within_its_bound(seed):
 
 def test_facility_location_in_groups_loses_little(monkeypatch):
     centres = unit(12, 16, 1)
-    vectors = normalised(np.repeat(centres, 60, 0) + 0.12 * unit(720, 16, 2) * 3)
+    vectors = normalize_rows(np.repeat(centres, 60, 0) + 0.12 * unit(720, 16, 2) * 3)
     whole = cover(vectors, facility_location(vectors, 24))
     monkeypatch.setattr(coreset, "GROUP", 200)
     chosen = facility_location(vectors, 24)
@@ -331,7 +331,8 @@ def test_projected_gradients_are_the_real_ones(pico):
     assert small.shape[1] == 7 * 64
     assert (
         np.abs(
-            normalised(small) @ normalised(small).T - normalised(plain) @ normalised(plain).T
+            normalize_rows(small) @ normalize_rows(small).T
+            - normalize_rows(plain) @ normalize_rows(plain).T
         ).max()
         < 0.35
     )

@@ -13,7 +13,7 @@ import pytest
 from sharpen.cli.main import main
 from sharpen.data.check import CheckReport, check_rows, measure
 from sharpen.data.importing import import_file
-from sharpen.data.overlap import MAX_OVERLAP, compare, leaks_in, mask
+from sharpen.data.overlap import MAX_OVERLAP, compare_splits, find_leaks, mask
 
 TOOL = {
     "type": "function",
@@ -170,7 +170,7 @@ def test_any_depth_is_survived(depth: int, tmp_path: Path) -> None:
     assert all(isinstance(p, str) for _, found in check_rows(file, report) for p in found)
     assert report.rows == 1
     assert import_file("openai", file, tmp_path / "out.jsonl").read == 1
-    assert compare([file])["rows"][str(file)] <= 1
+    assert compare_splits([file])["rows"][str(file)] <= 1
     assert measure(file)["counts"]["rows"] == 1
 
 
@@ -233,16 +233,16 @@ def test_splits_that_leak(tmp_path: Path) -> None:
     gram = tasks(tmp_path / "gram.jsonl", ["zero " + long])
     near = tasks(tmp_path / "near.jsonl", ["Please book a hotel room in Rome for 5 nights"])
     far = tasks(tmp_path / "far.jsonl", ["Water the plants in the garden"])
-    found = compare([train, same])["pairs"][0]
+    found = compare_splits([train, same])["pairs"][0]
     assert found["verbatim"] == 1 and found["word_overlap"] == 1.0
-    assert compare([train, gram])["pairs"][0]["grams"] == 2
-    pair = compare([train, near])["pairs"][0]
+    assert compare_splits([train, gram])["pairs"][0]["grams"] == 2
+    pair = compare_splits([train, near])["pairs"][0]
     assert pair["verbatim"] == pair["grams"] == 0
     assert pair["word_overlap"] == 1.0  # only the values and a polite word differ
     assert pair["near_copies"] == 1
     assert pair["closest"] == [f"{train}:1", f"{near}:1"]
-    assert leaks_in(compare([train, far])) == []
-    assert len(leaks_in(compare([train, gram]))) == 2
+    assert find_leaks(compare_splits([train, far])) == []
+    assert len(find_leaks(compare_splits([train, gram]))) == 2
 
 
 def test_closest_rows_equal_the_full_search(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_closest_rows_equal_the_full_search(tmp_path: Path) -> None:
     a, b = tasks(tmp_path / "a.jsonl", texts[:60]), tasks(tmp_path / "b.jsonl", texts[60:])
     sets = [set(text.split()) for text in texts]
     highest = [max(len(x & y) / len(x | y) for x in sets[:60]) for y in sets[60:]]
-    pair = compare([a, b])["pairs"][0]
+    pair = compare_splits([a, b])["pairs"][0]
     assert pair["word_overlap"] == pytest.approx(max(highest), abs=1e-4)
     assert pair["near_copies"] == sum(share > MAX_OVERLAP for share in highest) > 0
 
@@ -268,9 +268,9 @@ def test_masking_takes_values_out() -> None:
 
 def test_distinct_ratio(tmp_path: Path) -> None:
     texts = [f"Set an alarm for {hour} o'clock" for hour in range(10)] + ["Feed the cat"]
-    found = compare([tasks(tmp_path / "a.jsonl", texts)])
+    found = compare_splits([tasks(tmp_path / "a.jsonl", texts)])
     assert found["distinct"]["all"] == pytest.approx(2 / 11, abs=1e-3)
-    assert "distinct" in leaks_in(found)[0]
+    assert "distinct" in find_leaks(found)[0]
 
 
 def test_checklist(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_stats_survive_a_schema_without_named_properties(tmp_path: Path) -> None
 
 def test_a_file_compared_with_itself_counts_twice(tmp_path: Path) -> None:
     file = tasks(tmp_path / "a.jsonl", ["Feed the cat", "Water the plants"])
-    assert compare([file, file])["distinct"] == {str(file): 1.0, "all": 0.5}
+    assert compare_splits([file, file])["distinct"] == {str(file): 1.0, "all": 0.5}
 
 
 def test_check_needs_no_place_to_write_when_all_is_well(

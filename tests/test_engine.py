@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from sharpen.models.load import ModelConfig, load_model
 from sharpen.policy.engine import Engine
 from sharpen.policy.local import LocalPolicy
-from sharpen.policy.token_sampling import choose, nucleus, uniform
+from sharpen.policy.token_sampling import keep_nucleus, sample_tokens, uniform
 from sharpen.types import Sampling, SharpenError, StopReason
 
 GREEDY = Sampling(max_tokens=12)
@@ -222,17 +222,17 @@ def test_draws_follow_the_shares():
     count = 20_000
     ones = torch.ones(count)
     seeds, places = torch.arange(count), torch.full((count,), 3)
-    drawn, logprobs = choose(logits_V.expand(count, -1), ones, None, seeds, places)
+    drawn, logprobs = sample_tokens(logits_V.expand(count, -1), ones, None, seeds, places)
     wanted = torch.softmax(logits_V, -1)
     found = torch.bincount(drawn, minlength=5) / count
     assert torch.allclose(found, wanted, atol=0.015) and found[4] == 0
     assert torch.allclose(logprobs, wanted.log()[drawn])
-    cut, _ = choose(logits_V.expand(count, -1), ones, ones * 0.8, seeds, places)
+    cut, _ = sample_tokens(logits_V.expand(count, -1), ones, ones * 0.8, seeds, places)
     assert set(cut.tolist()) == {0, 1}
-    kept = nucleus(wanted[None], torch.tensor([0.5]))
+    kept = keep_nucleus(wanted[None], torch.tensor([0.5]))
     assert kept[0].nonzero().tolist() == [[0]]
     assert len(set(uniform(seeds, places).tolist())) > 19_900  # of 2^23 numbers
-    greedy, scores = choose(logits_V[None], torch.zeros(1), None, seeds[:1], places[:1])
+    greedy, scores = sample_tokens(logits_V[None], torch.zeros(1), None, seeds[:1], places[:1])
     assert greedy.item() == 0 and scores.item() == pytest.approx(wanted[0].log().item())
 
 

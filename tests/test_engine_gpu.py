@@ -29,7 +29,7 @@ def lora_model(pico_folder):
 @pytest.mark.parametrize(("heads", "shared", "width"), [(3, 3, 64), (1, 4, 32), (8, 1, 128)])
 @pytest.mark.parametrize("window", [None, 40])
 def test_kernel_of_a_step_is_plain_attention(heads, shared, width, window):
-    from sharpen.models.attention import SlotStep, decoded
+    from sharpen.models.attention import SlotStep, attend_decode
     from sharpen.models.slot_kernel import attend
 
     torch.manual_seed(0)
@@ -50,7 +50,7 @@ def test_kernel_of_a_step_is_plain_attention(heads, shared, width, window):
     found = attend(q, k, v, cache, at_N, used, None, window)
     assert torch.equal(cache, wanted)
     step = SlotStep(cache, at_N, at_N, at_N, used, 1, False, (rows, places, {}))
-    plain = decoded(q.float().contiguous(), *wanted.float(), step, None, window or places)
+    plain = attend_decode(q.float().contiguous(), *wanted.float(), step, None, window or places)
     assert (found.float() - plain).abs().max() < 0.02
 
 

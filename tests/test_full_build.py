@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sharpen.data.generate.build import build_data
-from sharpen.data.overlap import compare, leaks_in
+from sharpen.data.overlap import compare_splits, find_leaks
 from sharpen.render import Renderer
 from sharpen.rows import dialog_from_row
 from sharpen.world.episode import shipped_world
@@ -41,7 +41,9 @@ def test_the_whole_build_keeps_its_promises(tmp_path, smollm2_tokenizer):
 
     check_dialogs(folder / "agent_sft")
     for name in ("agent_sft", *(f"agent_benchmark/{part}" for part in TASKS)):
-        assert leaks_in(compare([folder / name / f"{split}.jsonl" for split in SPLITS])) == []
+        assert (
+            find_leaks(compare_splits([folder / name / f"{split}.jsonl" for split in SPLITS])) == []
+        )
 
     dialogs = [dialog_from_row(row) for row in rows(folder / "agent_sft" / "train.jsonl")]
     lengths = sorted(len(datum.ids) for datum in Renderer(smollm2_tokenizer).render(dialogs))

@@ -11,23 +11,23 @@ from pathlib import Path
 import pytest
 
 from sharpen.data.check import CheckReport, check_rows
-from sharpen.data.generate.build import Sizes, build_data, fill_file, portions
+from sharpen.data.generate.build import Sizes, build_data, divide_by_shares, fill_file
 from sharpen.data.generate.dialog_draft import DialogDraft
-from sharpen.data.generate.draw import File, draw_rows
+from sharpen.data.generate.draw import BuiltFile, draw_rows
 from sharpen.data.generate.guard import Guard
 from sharpen.data.generate.scenarios import find_scenario, scenario
 from sharpen.data.generate.sets import parts
 from sharpen.data.generate.tool_pool import ToolPool, split_categories, touched_entities
 from sharpen.data.generate.verify import resolve_reference, run_gold, verify_gold
-from sharpen.data.overlap import compare, leaks_in
+from sharpen.data.overlap import compare_splits, find_leaks
 from sharpen.data.sources import read_dialogs, read_rows, read_tasks
-from sharpen.data.sources import resolve as resolve_name
+from sharpen.data.sources import resolve_files as resolve_name
 from sharpen.envs.toolworld import ToolWorld
 from sharpen.rows import dialog_from_row, task_from_row
 from sharpen.spec.data import AgentDialogProcessor, AgentSFTFormatter, AgentTrainingUsage
 from sharpen.types import Dialog, Message, SharpenError, StopReason, Task, ToolCall
 from sharpen.world.episode import DOMAINS, Faults, World
-from sharpen.world.state import seeded
+from sharpen.world.state import seeded_rng
 
 NAMES = ("calendar_meetings", "finance_accounts", "home_lighting", "travel_flights")
 SIZES = Sizes(dialogs=120, tasks=0.04, extended=20)
@@ -74,8 +74,10 @@ def test_counts_and_every_row_is_valid(built):
 
 def test_splits_do_not_leak(built):
     for folder in ("agent_sft", *(f"agent_benchmark/{part}" for part in PARTS)):
-        found = compare([built / folder / f"{split}.jsonl" for split in ("train", "dev", "test")])
-        assert leaks_in(found) == []
+        found = compare_splits(
+            [built / folder / f"{split}.jsonl" for split in ("train", "dev", "test")]
+        )
+        assert find_leaks(found) == []
         assert found["distinct"]["all"] == 1.0
     tools = {}
     for split in ("train", "dev", "test"):
@@ -235,7 +237,7 @@ def test_candidates_leave_out_what_is_withheld(world):
     kind = parts()["timing"].kinds["decline"]
     tool = pool.tools[0]
     episode = world.episode([tool.category], 0)
-    draft = DialogDraft(pool, episode, seeded(1), kind, tool, tool.operation.ask[0], 0)
+    draft = DialogDraft(pool, episode, seeded_rng(1), kind, tool, tool.operation.ask[0], 0)
     draft.withhold_tool()
     siblings = draft.domain.tools.values()
     assert tool in draft.withheld_tools and len(draft.withheld_tools) < len(siblings)
@@ -277,11 +279,11 @@ def test_guard_turns_away_copies():
 
 
 def test_portions_add_up():
-    assert portions(10, {"a": 1, "b": 1, "c": 1}) == {"a": 4, "b": 3, "c": 3}
+    assert divide_by_shares(10, {"a": 1, "b": 1, "c": 1}) == {"a": 4, "b": 3, "c": 3}
 
 
 def test_a_quota_that_cannot_be_met_is_named(world):
-    file = File("agent_benchmark/timing/test.jsonl", "test", {"reckon": 30}, "timing")
+    file = BuiltFile("agent_benchmark/timing/test.jsonl", "test", {"reckon": 30}, "timing")
     with pytest.raises(SharpenError, match=r"timing/test\.jsonl: only \d of 30 rows of kind"):
         fill_file(
             file, 0, Guard(), lambda jobs: (draw_rows(job, world) for job in jobs), advance=print
@@ -327,7 +329,7 @@ def test_sets_are_built_in_the_cache_on_first_use(monkeypatch, tmp_path):
     other = tmp_path / "other/data/generate"  # of a generator that has changed
     other.mkdir(parents=True)
     (other / "scenarios.py").touch()
-    monkeypatch.setattr("sharpen.data.sources.HOME", tmp_path / "other")
+    monkeypatch.setattr("sharpen.data.sources.PACKAGE_FOLDER", tmp_path / "other")
     resolve_name("agent_sft:dev")
     assert len({*built_folders}) == 2
 

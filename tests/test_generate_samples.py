@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sharpen.data.check import CheckReport, check_rows, faults
+from sharpen.data.check import CheckReport, check_rows, tool_problems
 from sharpen.data.generate.samples import (
     Filters,
     mask_functions,
@@ -16,7 +16,7 @@ from sharpen.data.generate.samples import (
     sft_from_trajectories,
 )
 from sharpen.data.generate.schema_values import draw_value
-from sharpen.data.generate.user_tools import build_own, description_to_goal, rephrase
+from sharpen.data.generate.user_tools import build_for_tools, description_to_goal, rephrase
 from sharpen.rows import dialog_from_row, dialog_to_row
 from sharpen.spec.data_generators import (
     LongContextDataGenerator,
@@ -36,7 +36,7 @@ from sharpen.types import (
     Trajectory,
     Turn,
 )
-from sharpen.world.state import seeded
+from sharpen.world.state import seeded_rng
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_tools"
 TOOLS = [
@@ -84,7 +84,7 @@ def test_tool_call_samples():
     none = maker.generate_no_tool_sample("Hello", "Hello!")
     assert len(none["messages"]) == 2 and len(none["tools"]) == 1
     for row in (single, both, retry, none):
-        assert list(faults(dialog_from_row(row), CheckReport(""))) == []
+        assert list(tool_problems(dialog_from_row(row), CheckReport(""))) == []
 
 
 def test_tool_call_samples_refuse_what_does_not_fit():
@@ -175,7 +175,7 @@ def test_masked_functions_still_fit_their_schemas():
     assert masked.messages[1].tool_calls[0].arguments == {"arg_1": "P1", "arg_2": "Oslo"}
     assert masked.messages[1].content == f"Plan: {name}." and masked.messages[0] == messages[0]
     assert masked.messages[2].name == name and masked.metadata["target_tools"] == [name]
-    assert list(faults(dialog_from_row(dialog_to_row(masked)), CheckReport(""))) == []
+    assert list(tool_problems(dialog_from_row(dialog_to_row(masked)), CheckReport(""))) == []
     assert mask_functions(dialog) == masked != mask_functions(dialog, seed=1)
     error = '{"error":"invalid_argument","message":"parameters: product_id, city"}'
     wrong = replace(messages[2], content=error)
@@ -235,8 +235,8 @@ def test_long_context_rows_and_their_limits():
 
 
 def test_own_python_tools_are_executed(tmp_path):
-    manifest = build_own(EXAMPLE / "my_tools.py", tmp_path / "a")
-    assert build_own(EXAMPLE / "my_tools.py", tmp_path / "b") == manifest
+    manifest = build_for_tools(EXAMPLE / "my_tools.py", tmp_path / "a")
+    assert build_for_tools(EXAMPLE / "my_tools.py", tmp_path / "b") == manifest
     assert manifest["left_out"] == {} and manifest["rows"]["agent_tools/tools.jsonl"] == 3
     instructions = []
     for path in sorted((tmp_path / "a").rglob("*.jsonl")):
@@ -254,7 +254,7 @@ def test_own_python_tools_are_executed(tmp_path):
 
 
 def test_openapi_rows_claim_no_result(tmp_path):
-    build_own(EXAMPLE / "openapi.json", tmp_path)
+    build_for_tools(EXAMPLE / "openapi.json", tmp_path)
     lines = (tmp_path / "agent_sft/train.jsonl").read_text("utf-8").splitlines()
     for row in map(json.loads, lines):
         assert all(m["role"] != "tool" for m in row["messages"])
@@ -270,7 +270,7 @@ def test_a_tool_that_never_succeeds_is_left_out_and_named(tmp_path):
         "@tool\ndef broken(city: str) -> str:\n    'Breaks.'\n    raise ValueError('no luck')\n"
         "@tool\ndef fine(city: str) -> str:\n    'Greets a city.'\n    return f'Hello {city}'\n"
     )
-    manifest = build_own(file, tmp_path / "out")
+    manifest = build_for_tools(file, tmp_path / "out")
     assert list(manifest["left_out"]) == ["broken"] and "no luck" in manifest["left_out"]["broken"]
     assert manifest["rows"]["agent_sft/train.jsonl"] > 0
 
@@ -300,7 +300,7 @@ def test_bad_openapi_is_one_line(sharpen, tmp_path, text, problem):
 
 
 def test_values_come_from_the_schema():
-    rng = seeded(1)
+    rng = seeded_rng(1)
     assert draw_value("x", {"enum": ["a"]}, "train", rng) == "a"
     assert 5 <= draw_value("n", {"type": "integer", "minimum": 5, "maximum": 6}, "train", rng) <= 6
     nested = {"type": "object", "properties": {"on": {"type": "boolean"}}}

@@ -535,7 +535,7 @@ def test_perturbed_tasks_are_shown_otherwise_and_scored_as_they_are(guesser, tmp
     chosen = [task for task in trainer.train_tasks if task.id in perturbation.tasks]
     assert 0.3 < len(chosen) / len(trainer.train_tasks) < 0.7
     for task in (chosen[0], next(t for t in trainer.train_tasks if t not in chosen)):
-        policy = Gold([task], perturbation.outward)
+        policy = Gold([task], perturbation.show_message)
         how = with_seed(trainer.play_settings, 0)
         (group,) = scored_rollout.play_and_score(policy, [task], how)
         assert (group.rewards > 0.9).all()

@@ -19,7 +19,7 @@ import pytest
 
 from sharpen.rewards.hacking import (
     KINDS,
-    SURE,
+    SURE_SCORE,
     HackingMonitor,
     RLVRHackingDetector,
     RLVRRewardShaping,
@@ -54,7 +54,7 @@ def kinds(response: str, question: str = "", expected=(), detector=DETECTOR) -> 
     found = detector.detect(response, question, expected)
     assert all(0 <= f.score <= 1 and f.evidence and f.kind in KINDS for f in found)
     assert [f.score for f in found] == sorted((f.score for f in found), reverse=True)
-    return {f.kind: f.score for f in found if f.score >= SURE}
+    return {f.kind: f.score for f in found if f.score >= SURE_SCORE}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_honest_responses_are_left_alone(response, question):
     ],
 )
 def test_answer_guessing(response):
-    assert kinds(response, QUESTION)["answer_guessing"] >= SURE
+    assert kinds(response, QUESTION)["answer_guessing"] >= SURE_SCORE
     assert DETECTOR.detect_answer_guessing(response)
 
 
@@ -119,7 +119,7 @@ def test_the_spec_s_questions_answer_with_a_bool():
     ],
 )
 def test_format_gaming(response):
-    assert kinds(response, QUESTION)["format_gaming"] >= SURE
+    assert kinds(response, QUESTION)["format_gaming"] >= SURE_SCORE
 
 
 def test_a_few_words_of_thought_in_long_work_are_no_gaming():
@@ -173,7 +173,7 @@ def rambling(chance: random.Random) -> str:
     ],
 )  # fmt: skip
 def test_length_gaming(response, question):
-    assert kinds(response, question)["length_gaming"] >= SURE
+    assert kinds(response, question)["length_gaming"] >= SURE_SCORE
 
 
 def test_long_honest_work_is_no_length_gaming():
@@ -200,7 +200,7 @@ def test_long_honest_work_is_no_length_gaming():
 )
 def test_shortcut_reasoning(response, why):
     (finding,) = [f for f in DETECTOR.detect(response, QUESTION) if f.kind == "shortcut_reasoning"]
-    assert finding.score >= SURE and why in finding.evidence
+    assert finding.score >= SURE_SCORE and why in finding.evidence
 
 
 @pytest.mark.parametrize(
@@ -253,10 +253,10 @@ TRAINING = [
 def test_pattern_memorizing():
     detector = RLVRHackingDetector(TRAINING)
     copied = kinds(TRAINING[0][1], "Something else entirely?", detector=detector)
-    assert copied["pattern_memorizing"] >= SURE
+    assert copied["pattern_memorizing"] >= SURE_SCORE
     asked = "Tom has 6 apples and buys 9 more. How many has he?"
     same = kinds("6 + 9 = 12\nThe answer is 12", asked, ["15"], detector)
-    assert same["pattern_memorizing"] >= SURE
+    assert same["pattern_memorizing"] >= SURE_SCORE
     asked_zh = "小明有6个苹果，又买了9个，一共几个？"
     assert "pattern_memorizing" in kinds("答案是12", asked_zh, ["15"], detector)
     assert "pattern_memorizing" not in kinds(
@@ -296,7 +296,7 @@ def code(text: str) -> str:
     ],
 )  # fmt: skip
 def test_test_tampering(response):
-    assert kinds(response)["test_tampering"] >= SURE
+    assert kinds(response)["test_tampering"] >= SURE_SCORE
 
 
 def test_expected_outputs_in_the_code():
@@ -331,7 +331,7 @@ def test_expected_outputs_in_the_code():
     ],
 )
 def test_judge_flattery(response):
-    assert kinds(f"{HONEST}\n{response}", QUESTION)["judge_flattery"] >= SURE
+    assert kinds(f"{HONEST}\n{response}", QUESTION)["judge_flattery"] >= SURE_SCORE
 
 
 def test_a_judge_in_the_story_is_no_flattery():

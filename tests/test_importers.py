@@ -12,7 +12,7 @@ from sharpen.data.check import CheckReport, check_rows
 from sharpen.data.importers.calls import call_from
 from sharpen.data.importers.common import FORMATS
 from sharpen.data.importers.tools import json_type, to_json_schema, to_parameters
-from sharpen.data.importing import detect_format, import_file, load
+from sharpen.data.importing import detect_format, get_importer, import_file
 from sharpen.data.reading import read_records
 from sharpen.types import RowError, SharpenError
 
@@ -62,7 +62,7 @@ def test_format_is_found_and_every_call_fits(name: str, tmp_path: Path) -> None:
 
 def test_every_format_loads() -> None:
     for name in FORMATS:
-        importer = load(name)
+        importer = get_importer(name)
         assert importer.name == name
 
 
@@ -194,7 +194,7 @@ def test_metatool_csv_offers_a_choice(tmp_path: Path) -> None:
 
 def test_unknown_and_ambiguous_formats(tmp_path: Path) -> None:
     with pytest.raises(SharpenError, match="did you mean 'bfcl'"):
-        load("bfc")
+        get_importer("bfc")
     odd = tmp_path / "odd.jsonl"
     odd.write_text('{"colour": "red"}\n')
     with pytest.raises(SharpenError, match="no known format"):

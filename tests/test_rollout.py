@@ -127,7 +127,7 @@ def test_a_recipe_takes_a_users_reward_and_environment(pico_folder, tmp_path):
 
 
 def test_unknown_environments_are_named():
-    with pytest.raises(ConfigError, match=r"env 'moon': expected one_turn, toolworld, .* or file.py:Class"):
+    with pytest.raises(ConfigError, match=r"env 'moon': expected one_turn, .* or file.py:Class"):
         find_environment("moon")
 
 

@@ -31,8 +31,8 @@ from sharpen.types import (
     Turn,
 )
 from sharpen.world.episode import shipped_world
-from sharpen.world.phrases import spoken
-from sharpen.world.state import seeded
+from sharpen.world.phrases import speak_value
+from sharpen.world.state import seeded_rng
 
 
 class Solver:
@@ -123,7 +123,7 @@ def tool_proposal(play: SelfPlay) -> tuple[Task, ToolCall]:
         episode = world.episode(task.gold["categories"], task.gold["seed"]) if task.tools else None
         for spec in task.tools:
             tool = world.tool(spec.name)
-            call = episode.sample(tool, seeded("t", task.id)) if episode else None
+            call = episode.sample(tool, seeded_rng("t", task.id)) if episode else None
             if call and call.arguments:
                 return task, call
     raise AssertionError("no tool can be called")
@@ -132,7 +132,7 @@ def tool_proposal(play: SelfPlay) -> tuple[Task, ToolCall]:
 def test_calls_are_proposed_executed_and_solved_in_the_tool_world():
     play = SelfPlay(Solver("done"), Sampling())
     task, call = tool_proposal(play)
-    request = f"Please do it: {spoken(call.arguments)}."
+    request = f"Please do it: {speak_value(call.arguments)}."
 
     class Caller(Solver):
         def respond(self, dialogs, sampling):

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from sharpen.models.attention import packed_arguments
 from sharpen.models.load import LoRAConfig, ModelConfig, attach_lora, load_model
 from sharpen.models.shared_prompt import shared_attention, shares_prompts
-from sharpen.train.batching import prompt_length, shared_trees, tree_length
+from sharpen.train.batching import group_by_prompt, group_length, prompt_length
 from sharpen.train.config.learner import LearnerConfig
 from sharpen.train.learner import Learner
 from sharpen.train.values import ValueModel
@@ -78,13 +78,13 @@ def test_two_kernel_calls_equal_dense_attention(device, dtype, heads, width, nea
 def test_trees(families, budget, chance):
     rows = [row for seed, found in enumerate(families) for row in family(seed, *found)]
     chance.shuffle(rows)
-    trees = shared_trees(rows, budget)
+    trees = group_by_prompt(rows, budget)
     assert sorted(i for tree in trees for i in tree) == list(range(len(rows)))
     for tree in ([rows[i] for i in tree] for tree in trees if len(tree) > 1):
         begin = tree[0].ids[: prompt_length(tree[0])]
         alone = sum(len(row.ids) for row in tree)
         assert all(np.array_equal(row.ids[: prompt_length(row)], begin) for row in tree)
-        assert tree_length(tree, range(len(tree))) <= min(budget, 7 * alone / 8)
+        assert group_length(tree, range(len(tree))) <= min(budget, 7 * alone / 8)
 
 
 def learner(pico_folder, kind: str = "model", full: bool = True, **settings) -> Learner:
@@ -129,7 +129,7 @@ def test_shared_rows_have_the_same_values_and_gradients(pico_folder, kind, full,
 def test_rows_that_share_nothing_are_laid_out_as_ever(pico_folder):
     one = learner(pico_folder)
     rows = [replace(row, ids=row.ids + n) for n, row in enumerate(ROWS)]
-    assert shared_trees(rows, 10_000) == [[n] for n in range(len(rows))]
+    assert group_by_prompt(rows, 10_000) == [[n] for n in range(len(rows))]
     assert not one.core.batch(rows).extra and one.core.batch(rows).tokens_B_T.shape == (11, 50)
     assert one.step(ROWS, weighted_loss).tokens == sum(len(row.ids) for row in ROWS)
 

@@ -26,7 +26,7 @@ from sharpen.world.expressions import Expression, ToolFailure, parse_condition, 
 from sharpen.world.fields import FAMILIES
 from sharpen.world.operations import OPERATIONS
 from sharpen.world.phrases import fill, missing_question, slots
-from sharpen.world.state import base_rows, seeded
+from sharpen.world.state import base_rows, seeded_rng
 
 CATEGORIES = ["calendar/meetings", "finance/accounts", "home/lighting", "travel/flights"]
 FLIGHTS = ["travel/flights"]
@@ -116,7 +116,7 @@ def test_refused_writes_change_nothing(world, code):
     seen = 0
     for tool in world.tools(CATEGORIES):
         episode = world.episode([tool.category], 3)
-        call = None if tool.read_only else episode.sample(tool, seeded(tool.name), outcome=code)
+        call = None if tool.read_only else episode.sample(tool, seeded_rng(tool.name), outcome=code)
         if call is not None:
             seen += 1
             assert episode.call(call)["error"] == code

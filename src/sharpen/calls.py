@@ -107,7 +107,7 @@ def _as_call(value: Any) -> ToolCall | str:
     return ToolCall(value["name"], arguments)
 
 
-def failed(message: Message) -> bool:
+def reports_failure(message: Message) -> bool:
     """Returns whether a tool message says that its call failed."""
     if message.role != "tool":
         return False

@@ -168,7 +168,7 @@ def one_line(error: object) -> str:
     return " ".join(str(error).split())
 
 
-def raised(error: BaseException) -> str:
+def format_exception(error: BaseException) -> str:
     """Describe an exception from a user's code: its type, its text, and the file and line.
 
     The text of our own errors already says where they come from.

@@ -93,7 +93,7 @@ def parse_row(raw: bytes, where: str) -> Json:
     NaN, infinities, deep nesting, NUL and bad UTF-8 raise a RowError.
     """
     try:
-        value = DECODER.decode(raw.decode("utf-8"))
+        value = STRICT_DECODER.decode(raw.decode("utf-8"))
         if b"\\ud" in raw or b"\\uD" in raw:
             # Half of a surrogate pair can be escaped in JSON, but not written as UTF-8.
             dump_row(value).encode("utf-8")
@@ -123,7 +123,7 @@ def _parse_finite_float(text: str) -> float:
     return number
 
 
-DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_parse_finite_float)
+STRICT_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_parse_finite_float)
 
 
 def dump_row(value: Any) -> str:
@@ -349,10 +349,10 @@ def _build_manifest(config: Config, inputs: Json) -> Json:
     """Returns what is needed to trace a result: versions, revision, command, hashes of inputs."""
     return {
         "layout": _RUN_LAYOUT,
-        "sharpen": version("sharpen"),
+        "sharpen": package_version("sharpen"),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: version(name) for name in _PINNED_PACKAGES},
+        "packages": {name: package_version(name) for name in _PINNED_PACKAGES},
         "revision": _git_revision(),
         "command": sys.argv,
         "config_hash": config.hash(),
@@ -361,7 +361,7 @@ def _build_manifest(config: Config, inputs: Json) -> Json:
     }
 
 
-def version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
     """Returns the installed version of a package, or None."""
     try:
         return metadata.version(package)

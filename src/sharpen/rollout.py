@@ -14,7 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sharpen.config import raised
+from sharpen.config import format_exception
 from sharpen.kinds import turn_limit
 from sharpen.tools import call_with_limit
 from sharpen.types import (
@@ -254,5 +254,7 @@ class _EpisodeRunner:
     def _fail(self, stop: StopReason, reason: str | Exception) -> StopReason:
         """End the episode and record why."""
         self.stop = stop
-        self.metadata["error"] = raised(reason) if isinstance(reason, Exception) else reason
+        self.metadata["error"] = (
+            format_exception(reason) if isinstance(reason, Exception) else reason
+        )
         return stop

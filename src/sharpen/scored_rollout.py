@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sharpen.config import raised
+from sharpen.config import format_exception
 from sharpen.envs.perturb import Perturbation, PerturbedEnvironment
 from sharpen.kinds import KindEnvironment
 from sharpen.rewards.compose import as_score
@@ -107,7 +107,7 @@ def play(
             return PerturbedEnvironment(how.make_environment(), perturbation)
 
         shown = rollout(policy, repeated, make_perturbed, how.sampling, how.max_turns)
-        trajectories = [perturbation.meant(trajectory) for trajectory in shown]
+        trajectories = [perturbation.restore_trajectory(trajectory) for trajectory in shown]
     seconds = (time.perf_counter() - started) / max(len(repeated), 1)
     timed = []
     for trajectory in trajectories:
@@ -176,7 +176,7 @@ def score_or_reason(task: Task, trajectory: Trajectory, how: PlaySettings) -> Sc
     try:
         score = as_score(how.reward.score(task, trajectory))
     except Exception as error:  # a user's code may raise anything: the sample goes, counted
-        return f"reward: {raised(error)}"[:_MAX_REASON]
+        return f"reward: {format_exception(error)}"[:_MAX_REASON]
     if score.parts.get("failed"):
         return f"reward: {score.feedback}"[:_MAX_REASON]
     return score

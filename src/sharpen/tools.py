@@ -166,10 +166,10 @@ def check_call(call: ToolCall, spec: ToolSpec) -> list[str]:
         validator = validator_for(json.dumps(spec.parameters, sort_keys=True))
     except (ValueError, RecursionError) as error:
         return [f"schema of {spec.name}: {_first_line(error)}"]
-    return complaints(validator, call.arguments)
+    return argument_problems(validator, call.arguments)
 
 
-def complaints(validator: Any, arguments: Json) -> list[str]:
+def argument_problems(validator: Any, arguments: Json) -> list[str]:
     """Returns every problem of some arguments with a compiled schema."""
     errors = []
     try:

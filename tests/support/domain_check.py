@@ -26,7 +26,7 @@ from sharpen.world.fields import FAMILIES, Family, value_schema
 from sharpen.world.phrases import SLOT, fill, slots
 from sharpen.world.reading import Figure
 from sharpen.world.sampling import Sampler
-from sharpen.world.state import seeded
+from sharpen.world.state import seeded_rng
 
 TOOLS = 24  # per file
 MAX_TOOLS_PER_OP = 8
@@ -265,7 +265,7 @@ def attempt(
 ) -> Attempt | None:
     """Execute a call that succeeds in one state; None if no such call is found."""
     episode = Episode([domain], seed, family, Faults())
-    call = episode.sample(tool, seeded(tool.name, seed), using)
+    call = episode.sample(tool, seeded_rng(tool.name, seed), using)
     if call is None:
         return None
     return episode, call, episode.call(call)
@@ -288,7 +288,7 @@ def common_failure(domain: Domain, tool: Tool, family: Family) -> str:
     for seed in range(FAILURE_SEEDS):
         episode = Episode([domain], seed, family, Faults())
         names = {*tool.required, *slots(tool.operation.ask[0])}
-        arguments = Sampler(episode, tool, seeded(seed)).arguments(names)
+        arguments = Sampler(episode, tool, seeded_rng(seed)).arguments(names)
         result = episode.call(ToolCall(tool.name, arguments))
         outcomes[f"{outcome_of(result)} ({result.get('message', 'nothing found')})"] += 1
     return outcomes.most_common(1)[0][0]

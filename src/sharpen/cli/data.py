@@ -47,13 +47,13 @@ def build(
     from sharpen.data.sources import data_folder
 
     if tools is not None:
-        from sharpen.data.generate.user_tools import build_own
+        from sharpen.data.generate.user_tools import build_for_tools
         from sharpen.policy.find import load_policy
 
         if out is None:
             raise SharpenError("--tools needs --out: own sets do not replace the built ones")
         writer = load_policy(phrase_with) if phrase_with else None
-        manifest = build_own(tools, out, seed, rows, writer)
+        manifest = build_for_tools(tools, out, seed, rows, writer)
     elif phrase_with:
         raise SharpenError("--phrase-with words requests for --tools, which is missing")
     else:
@@ -103,10 +103,10 @@ def check(
     result: Json = {"files": reports}
     leaks: list[str] = []
     if splits:
-        from sharpen.data.overlap import compare, leaks_in
+        from sharpen.data.overlap import compare_splits, find_leaks
 
-        comparison = compare(files)
-        leaks = leaks_in(comparison)
+        comparison = compare_splits(files)
+        leaks = find_leaks(comparison)
         result["splits"] = comparison
         result["leaks"] = leaks
         _print_overlap(comparison, leaks)
@@ -118,23 +118,23 @@ def check(
 def _check_file(path: Path, show: int, quarantine: bool) -> Json:
     """Check a file, print its first bad rows and copy all of them to its quarantine."""
     from sharpen.data.check import CheckReport, check_rows
-    from sharpen.data.importing import kept_apart, quarantine_of, reason_kind
+    from sharpen.data.importing import quarantine_line, quarantine_path, strip_specifics
     from sharpen.records import atomic_write
 
     report = CheckReport(str(path))
     quarantine_file = None  # opened at the first bad row
     with ExitStack() as files:
         for record, problems in check_rows(path, report):
-            report.reasons.update(map(reason_kind, problems))
+            report.reasons.update(map(strip_specifics, problems))
             problem_text = "; ".join(problems)
             if problems and report.bad <= show:
                 print(f"{record.where}: {problem_text[:_MAX_PROBLEM_LENGTH]}")
             if problems and quarantine:
                 if quarantine_file is None:
-                    quarantine_file = files.enter_context(atomic_write(quarantine_of(path)))
-                quarantine_file.write(kept_apart(record, problem_text))
+                    quarantine_file = files.enter_context(atomic_write(quarantine_path(path)))
+                quarantine_file.write(quarantine_line(record, problem_text))
     if quarantine and not report.bad:
-        quarantine_of(path).unlink(missing_ok=True)  # left by an earlier check of other rows
+        quarantine_path(path).unlink(missing_ok=True)  # left by an earlier check of other rows
     kinds = ", ".join(f"{count} {kind}" for kind, count in report.kinds.items()) or "nothing"
     print(f"{path}: {report.rows} rows ({kinds}), {report.calls} calls, {report.bad} bad rows")
     _print_reasons(report.reasons)

@@ -55,14 +55,14 @@ def _make_check(name: str, is_good: bool, found: str, fix: str, otherwise: str =
 
 def _core_checks() -> list[Check]:
     """Returns the checks of what everything needs."""
-    from sharpen.records import cache_folder, version
+    from sharpen.records import cache_folder, package_version
 
     is_supported = (3, 11) <= sys.version_info[:2] <= (3, 12)
     fix = "use Python 3.11 or 3.12"
     checks = [_make_check("python", is_supported, platform.python_version(), fix, "missing")]
     checks.append(_torch_check())
     for package in _NEEDED_PACKAGES:
-        installed = version(package)
+        installed = package_version(package)
         found = installed or "not installed"
         fix = f"pip install {package}"
         checks.append(_make_check(package, bool(installed), found, fix, "missing"))

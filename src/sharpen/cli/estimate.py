@@ -54,7 +54,7 @@ def _estimate_preset(name: str, values: Any) -> Json:
 
 def _estimate_recipe(recipe_name: str, overrides: list[str]) -> list[Json]:
     """Print the estimates of those stages of a recipe that evaluate a model."""
-    from sharpen.models.estimate import inference
+    from sharpen.models.estimate import estimate_inference
     from sharpen.pipeline import EvaluateStage, StarterStage, load_recipe, stage_name
 
     recipe = load_recipe(recipe_name, overrides)
@@ -63,7 +63,7 @@ def _estimate_recipe(recipe_name: str, overrides: list[str]) -> list[Json]:
     for stage in recipe.stages:
         if isinstance(stage, EvaluateStage):
             tokens = tasks * (_STARTER_PROMPT_TOKENS + stage.max_tokens)
-            needs = inference(stage.model, tasks, tokens, stage.batch_size)
+            needs = estimate_inference(stage.model, tasks, tokens, stage.batch_size)
             name = stage_name(stage)
             rows.append(_print_estimate(f"{recipe.name}, {name}: {stage.model}", name, needs))
     return rows

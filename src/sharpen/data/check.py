@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sharpen.calls import failed
+from sharpen.calls import reports_failure
 from sharpen.data.reading import Record, read_records
 from sharpen.rows import dialog_from_row, preference_from_row, task_from_row, tool_from_wire
 from sharpen.tools import check_call, schema_problem
@@ -83,7 +83,7 @@ def check_rows(path: Path, report: CheckReport) -> Iterator[tuple[Record, list[s
             item = parse_record(record)
             report.kinds[type(item).__name__.lower()] += 1
             problems.extend(structure_problems(item))
-            problems.extend(faults(item, report))
+            problems.extend(tool_problems(item, report))
         except RowError as error:
             problems.append(error.reason)
         except RecursionError:
@@ -141,7 +141,7 @@ def _answered_call(result: Message, open_calls: Sequence[ToolCall]) -> int | Non
     return 0  # without ids, results come in the order of the calls
 
 
-def faults(item: ParsedRow | ToolSpec, report: CheckReport) -> Iterator[str]:
+def tool_problems(item: ParsedRow | ToolSpec, report: CheckReport) -> Iterator[str]:
     """Yield unusable schemas, calls of tools that are not listed, and arguments that do not fit."""
     listed_tools = [item] if isinstance(item, ToolSpec) else item.tools
     tools = {tool.name: tool for tool in listed_tools}
@@ -312,7 +312,7 @@ def _count_calls(item: ParsedRow, counts: Counter[str], called_names: set[str]) 
     messages = item.messages if isinstance(item, Dialog) else item.chosen
     counts["turns"] += len(messages)
     counts["parallel"] += int(any(len(message.tool_calls) > 1 for message in messages))
-    failures = [index for index, message in enumerate(messages) if failed(message)]
+    failures = [index for index, message in enumerate(messages) if reports_failure(message)]
     counts["failure"] += int(bool(failures))
     retried = False
     if failures:

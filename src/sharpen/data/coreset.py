@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sharpen.data.features import HashedEncoder, dialog_text, normalised
+from sharpen.data.features import HashedEncoder, dialog_text, normalize_rows
 from sharpen.types import Dialog, Encoder, RowError, Scorer, SharpenError
 
 Row = TypeVar("Row")  # a Dialog, or an object that holds one as `dialog` beside its metadata
@@ -157,7 +157,7 @@ class CoresetSelector:
         if len(bad_rows):
             where = _name_of(rows, int(bad_rows[0]))
             raise RowError(where, "the encoder's vector is not finite")
-        return normalised(vectors)
+        return normalize_rows(vectors)
 
 
 def _dialog_of(row: Any) -> Dialog:

@@ -74,7 +74,7 @@ class HashedEncoder:
         cells = text_index_C[starts] * self.dims + buckets
         sums = np.bincount(cells, signs, len(texts) * self.dims)
         sums_N_D = sums.reshape(len(texts), self.dims)
-        return normalised(np.sign(sums_N_D) * np.sqrt(np.abs(sums_N_D)))
+        return normalize_rows(np.sign(sums_N_D) * np.sqrt(np.abs(sums_N_D)))
 
 
 def _number_words(codes_C: np.ndarray, is_cjk_C: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -101,7 +101,7 @@ def _mix_bits(numbers: np.ndarray) -> np.ndarray:
     return numbers ^ (numbers >> np.uint64(31))
 
 
-def normalised(vectors: np.ndarray) -> np.ndarray:
+def normalize_rows(vectors: np.ndarray) -> np.ndarray:
     """Scale rows to unit length; a row of zeros stays one."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)

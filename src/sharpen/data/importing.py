@@ -38,7 +38,7 @@ _SAMPLE_SIZE = 5  # records by which a format is detected
 _MAX_REASON = 120  # characters
 
 
-def load(name: str) -> Importer:
+def get_importer(name: str) -> Importer:
     """Return the importer of the format `name`; an unknown name is an error with the nearest."""
     if name in FORMATS:
         return FORMATS[name]
@@ -91,19 +91,19 @@ def import_file(
     out = Path(out)
     if out.is_dir() or (out.exists() and path.exists() and out.samefile(path)):
         raise SharpenError(f"{out}: is a folder or the input; name another output file")
-    importer = detect_format(path) if name == "auto" else load(name)
+    importer = detect_format(path) if name == "auto" else get_importer(name)
     side = _load_side(importer, path)
     report = _ImportReport(importer.name)
     records = islice(read_records(path, importer.names, importer.split), limit)
-    quarantine = quarantine_of(out)
+    quarantine = quarantine_path(out)
     with atomic_write(out) as rows_file, atomic_write(quarantine) as quarantine_file:
         for record in records:
             report.read += 1
             try:
-                rows_file.write(converted(importer, record, side))
+                rows_file.write(convert_record(importer, record, side))
             except RowError as error:
-                report.reasons[reason_kind(error.reason)] += 1
-                quarantine_file.write(kept_apart(record, error.reason))
+                report.reasons[strip_specifics(error.reason)] += 1
+                quarantine_file.write(quarantine_line(record, error.reason))
         if not report.read:
             raise SharpenError(f"{path}: no record in it")
     report.quarantined = report.reasons.total()
@@ -121,11 +121,13 @@ def _load_side(importer: Importer, path: Path) -> tuple[Any, ...]:
     try:
         return (importer.side(path),)
     except SHAPE_ERRORS as error:
-        reason = f"a file beside it does not fit the format {importer.name}: {fault(error)}"
+        reason = (
+            f"a file beside it does not fit the format {importer.name}: {describe_error(error)}"
+        )
         raise SharpenError(f"{path}: {reason}") from None
 
 
-def converted(importer: Importer, record: Record, side: tuple[Any, ...]) -> bytes:
+def convert_record(importer: Importer, record: Record, side: tuple[Any, ...]) -> bytes:
     """Return a record's row as a JSONL line. Raises RowError if the record has a wrong shape."""
     if record.problem:
         raise RowError(record.where, record.problem)
@@ -142,7 +144,7 @@ def converted(importer: Importer, record: Record, side: tuple[Any, ...]) -> byte
             raise RowError(record.where, problems[0])
         return dump_row(row).encode("utf-8") + b"\n"
     except SHAPE_ERRORS as error:
-        raise RowError(record.where, fault(error)) from None
+        raise RowError(record.where, describe_error(error)) from None
 
 
 def _id_from_place(format_name: str, where: str) -> str:
@@ -159,7 +161,7 @@ def _to_row(item: ParsedRow) -> Json:
     return task_to_row(item)
 
 
-def fault(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return one of `SHAPE_ERRORS` as a reason for a reader of the quarantine."""
     if isinstance(error, KeyError):
         return f"no field {error}"
@@ -170,17 +172,17 @@ def fault(error: Exception) -> str:
     return f"wrong shape: {error}"
 
 
-def reason_kind(reason: str) -> str:
+def strip_specifics(reason: str) -> str:
     """Return a reason without its names and numbers, so that alike reasons are counted as one."""
     return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", reason)[:_MAX_REASON]
 
 
-def quarantine_of(path: Path) -> Path:
+def quarantine_path(path: Path) -> Path:
     """Return the file beside `path` for bad rows; it is only kept if there are any."""
     return path.with_suffix(".quarantine.jsonl")
 
 
-def kept_apart(record: Record, reason: str) -> bytes:
+def quarantine_line(record: Record, reason: str) -> bytes:
     """Return a record's line of the quarantine file: where it is, the reason and its text."""
     raw = record.raw or record.value
     if isinstance(raw, bytes):

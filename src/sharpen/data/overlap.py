@@ -61,7 +61,7 @@ class _Split:
     where_by_words: dict[bytes, str] = field(default_factory=dict)
 
 
-def request_of(item: ParsedRow | ToolSpec) -> tuple[str, str, frozenset[str], list[str]]:
+def comparable_texts(item: ParsedRow | ToolSpec) -> tuple[str, str, frozenset[str], list[str]]:
     """Return what of a row is compared.
 
     These are its instruction word by word, the same with values masked, the set of content words
@@ -125,7 +125,7 @@ def _read_split(path: Path, word_numbers: dict[str, int]) -> _Split:
     for record in read_records(path):
         try:
             item = parse_record(record)
-            instruction, masked, content_words, grams = request_of(item)
+            instruction, masked, content_words, grams = comparable_texts(item)
         except (RowError, RecursionError):
             continue
         if not _user_texts(item):
@@ -143,7 +143,7 @@ def _read_split(path: Path, word_numbers: dict[str, int]) -> _Split:
 # Comparing splits --------------------------------------------------------------------------------
 
 
-def compare(paths: Sequence[Path]) -> Json:
+def compare_splits(paths: Sequence[Path]) -> Json:
     """Compare every pair of splits, and measure how distinct the rows of each split are."""
     word_numbers: dict[str, int] = {}
     splits = [_read_split(path, word_numbers) for path in paths]
@@ -179,7 +179,7 @@ def _distinct_share(hashes: np.ndarray) -> float:
     return len(np.unique(hashes)) / len(hashes)
 
 
-def leaks_in(comparison: Json) -> list[str]:
+def find_leaks(comparison: Json) -> list[str]:
     """Return what breaks the rules: shared texts or 13-grams, near copies, or repeated rows."""
     leaks = []
     for pair in comparison["pairs"]:
@@ -197,7 +197,7 @@ def leaks_in(comparison: Json) -> list[str]:
     return leaks
 
 
-def perhaps_near(
+def overlap_candidates(
     words: Collection[Any], rows_with: Mapping[Any, Collection[_RowId]], bound: float
 ) -> Iterator[_RowId]:
     """Yield the rows that may share more than `bound` of their words with these words.
@@ -230,7 +230,7 @@ def _closest_rows(first: _Split, second: _Split) -> tuple[float, list[str], int]
         word_set = frozenset(words)
         row_overlap = 0.0
         bound = min(best_overlap, MAX_OVERLAP)
-        for row_number in dict.fromkeys(perhaps_near(words, rows_with, bound)):
+        for row_number in dict.fromkeys(overlap_candidates(words, rows_with, bound)):
             other_words = array("I", first_rows[row_number])
             common = len(word_set.intersection(other_words))
             overlap = common / (len(word_set) + len(other_words) - common)

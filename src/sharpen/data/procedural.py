@@ -19,13 +19,13 @@ from pydantic import Field
 
 from sharpen.calls import assistant_text, compact_json
 from sharpen.config import Config, parse_config
-from sharpen.data.generate.dialog_draft import frames, split_categories, using
-from sharpen.data.generate.plans import written
+from sharpen.data.generate.dialog_draft import frames, mentioned_parameters, split_categories
+from sharpen.data.generate.plans import calls_to_json
 from sharpen.types import Message, SharpenError, Task, ToolCall
 from sharpen.world.episode import shipped_world
 from sharpen.world.fields import Family
 from sharpen.world.phrases import fill, slots
-from sharpen.world.state import seeded
+from sharpen.world.state import seeded_rng
 
 PREFIX = "procedural/"
 _SPLITS = ("train", "test", "ood")
@@ -63,7 +63,7 @@ def procedural_tasks(name: str) -> Iterator[Task]:
     misses = 0
     while len(seen) < settings.count:
         level = first_level + len(seen) % (last_level - first_level + 1)
-        rng = seeded(PREFIX, kind, split, settings.seed, draw_count)
+        rng = seeded_rng(PREFIX, kind, split, settings.seed, draw_count)
         draft = make_task(split == "ood", *levels[level], rng)
         draw_count += 1
         misses += 1
@@ -142,11 +142,11 @@ def _make_tool_task(
     requests = []
     for tool in gold_tools:
         text = rng.choice(tool.operation.ask)
-        call = episode.sample(tool, rng, using(tool, text))
+        call = episode.sample(tool, rng, mentioned_parameters(tool, text))
         if call is None or not set(tool.required) <= set(slots(text)):
             return None
         episode.call(call)
-        gold_calls += written(call)
+        gold_calls += calls_to_json(call)
         if phrases:
             phrase = phrases[1] if out_of_distribution else phrases[0]
             requests.append(_spell_out(call, phrase))

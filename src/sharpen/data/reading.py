@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
-from sharpen.records import DECODER, MAX_LINE_BYTES, bounded_lines, parse_row
+from sharpen.records import MAX_LINE_BYTES, STRICT_DECODER, bounded_lines, parse_row
 from sharpen.types import RowError, SharpenError
 
 _CHUNK = 1 << 20  # characters that are read at a time
@@ -240,7 +240,7 @@ def _decode_element(buffer: str, start: int) -> tuple[Any, int, str]:
     the text could be read.
     """
     try:
-        value, end = DECODER.raw_decode(buffer, start)
+        value, end = STRICT_DECODER.raw_decode(buffer, start)
         buffer[start:end].encode("utf-8")
         return value, end, ""
     except (ValueError, RecursionError):

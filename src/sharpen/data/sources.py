@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sharpen.calls import compact_json
-from sharpen.data.generate.build import USUAL, build_data, plan_files
+from sharpen.data.generate.build import DEFAULT_SIZES, build_data, plan_files
 from sharpen.data.procedural import PREFIX, procedural_tasks
 from sharpen.records import Row, cache_folder, read_jsonl, sha256_file
 from sharpen.rows import dialog_from_row, task_from_row, task_to_row
 from sharpen.types import Dialog, SharpenError, Task
 from sharpen.world.episode import shipped_world
 
-HOME = Path(__file__).parents[1]
+PACKAGE_FOLDER = Path(__file__).parents[1]
 _TOOLS_FILE = "agent_tools/tools.jsonl"
 
 
@@ -33,13 +33,15 @@ def data_folder() -> Path:
     folder = os.environ.get("SHARPEN_DATA")
     if folder:
         return Path(folder)
-    builders = sorted([*HOME.glob("world/*.*"), *HOME.glob("data/generate/*.*")])
+    builders = sorted(
+        [*PACKAGE_FOLDER.glob("world/*.*"), *PACKAGE_FOLDER.glob("data/generate/*.*")]
+    )
     hashes = [sha256_file(file) for file in (*shipped_world().files.values(), *builders)]
     state = hashlib.sha256("".join(hashes).encode()).hexdigest()
     return cache_folder() / f"data-{state[:12]}"
 
 
-def resolve(name: str) -> list[Path]:
+def resolve_files(name: str) -> list[Path]:
     """Return the files of a set, built first if need be. A procedural source has no file."""
     if Path(name).is_file():
         return [Path(name)]
@@ -48,7 +50,7 @@ def resolve(name: str) -> list[Path]:
     part, _, split = name.partition(":")
     ending = f"/{split}.jsonl" if split else "/tools.jsonl"
     files = []
-    for file in (_TOOLS_FILE, *(planned.path for planned in plan_files(USUAL))):
+    for file in (_TOOLS_FILE, *(planned.path for planned in plan_files(DEFAULT_SIZES))):
         if file.startswith(f"{part}/") and file.endswith(ending):
             files.append(file)
     if not files:
@@ -73,7 +75,7 @@ def read_rows(name: str) -> Iterator[Row]:
             row = task_to_row(task)
             yield Row(f"{name}:{task.id}", row, compact_json(row).encode())
         return
-    for path in resolve(name):
+    for path in resolve_files(name):
         yield from read_jsonl(path)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from sharpen.envs.python import PythonTools, describe_result, run_python, sandbox
+from sharpen.envs.python import PythonTools, describe_result, run_python, shared_sandbox
 from sharpen.tools import Tool, tool
 from sharpen.types import SharpenError, Task
 
@@ -48,7 +48,7 @@ class Programming(PythonTools):
                 code: the whole program
             """
             job = json.dumps({"code": code, "tests": tests})
-            return describe_result(sandbox().run(_TEST_RUNNER, job))
+            return describe_result(shared_sandbox().run(_TEST_RUNNER, job))
 
         if not tests:
             return (run_python,)

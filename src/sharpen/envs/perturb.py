@@ -18,7 +18,7 @@ from random import Random
 from string import ascii_uppercase
 from typing import Any, Literal, get_args
 
-from sharpen.calls import failed
+from sharpen.calls import reports_failure
 from sharpen.types import (
     Dialog,
     Environment,
@@ -34,8 +34,8 @@ from sharpen.types import (
 # rename: tools and parameters get numbers; reword: they get words of their descriptions;
 # rekey: keys of records get other letters; shuffle: the tools get another order;
 # distract: further tools are offered
-Way = Literal["rename", "reword", "rekey", "shuffle", "distract"]
-WAYS: tuple[Way, ...] = get_args(Way)
+PerturbationKind = Literal["rename", "reword", "rekey", "shuffle", "distract"]
+PERTURBATION_KINDS: tuple[PerturbationKind, ...] = get_args(PerturbationKind)
 _DISTRACTORS = 5  # further tools per task
 _STOPWORDS = {
     "a", "an", "and", "are", "as", "at", "be", "by", "for", "from", "in",
@@ -135,10 +135,10 @@ class Names:
         name = self.tools.get(call.name, unknown_prefix + call.name)
         return ToolCall(name, renamed, call.id)
 
-    def outward(self, message: Message) -> Message:
+    def show_message(self, message: Message) -> Message:
         """Returns the message as the policy is shown it. Errors of tools speak of parameters, so
         the names of those are replaced in them too."""
-        if failed(message):
+        if reports_failure(message):
             parameters = self.arguments.get(message.name, {})
             text = message.content.replace(_UNKNOWN_PREFIX, "")
             message = replace(message, content=_replace_words(text, parameters))
@@ -177,7 +177,7 @@ def _properties(tool: ToolSpec) -> Mapping[str, Any]:
     return tool.parameters.get("properties") or {}
 
 
-def fields_of(tool: ToolSpec) -> dict[str, str]:
+def number_parameters(tool: ToolSpec) -> dict[str, str]:
     """Returns a numbered name for each parameter of a tool: `arg_1`, `arg_2`, …"""
     return {name: f"arg_{number}" for number, name in enumerate(_properties(tool), 1)}
 
@@ -201,9 +201,9 @@ class Perturbation:
     """
 
     def __init__(self, tasks: Sequence[Task], ways: Sequence[str] = (), seed: int = 0):
-        unknown = [way for way in ways if way not in WAYS]
+        unknown = [way for way in ways if way not in PERTURBATION_KINDS]
         if unknown:
-            raise SharpenError(f"perturb {unknown[0]!r}: expected {', '.join(WAYS)}")
+            raise SharpenError(f"perturb {unknown[0]!r}: expected {', '.join(PERTURBATION_KINDS)}")
         if "rename" in ways and "reword" in ways:
             raise SharpenError(
                 "perturb: rename or reword, not both: each gives every tool a new name"
@@ -230,22 +230,22 @@ class Perturbation:
             return dialog
         if dialog.id not in self._perturbed:
             self._perturbed[dialog.id] = self._draw(self.tasks[dialog.id], dialog.tools)
-        messages = tuple(self.outward(dialog.id, message) for message in dialog.messages)
+        messages = tuple(self.show_message(dialog.id, message) for message in dialog.messages)
         return replace(dialog, tools=self._perturbed[dialog.id].tools, messages=messages)
 
-    def outward(self, task_id: str, message: Message) -> Message:
+    def show_message(self, task_id: str, message: Message) -> Message:
         """Returns a message in the task's own names as the policy is shown it."""
         if task_id not in self._perturbed:
             return message
-        return self._perturbed[task_id].names.outward(message)
+        return self._perturbed[task_id].names.show_message(message)
 
-    def inward(self, task_id: str, message: Message) -> Message:
+    def restore_message(self, task_id: str, message: Message) -> Message:
         """Returns a message of the policy in the task's own names."""
         if task_id not in self._perturbed:
             return message
         return self._perturbed[task_id].names_back.rename_message(message, _UNKNOWN_PREFIX)
 
-    def meant(self, trajectory: Trajectory) -> Trajectory:
+    def restore_trajectory(self, trajectory: Trajectory) -> Trajectory:
         """Returns the trajectory in the task's own names, as its reward knows them. The ids stay as
         they were sampled."""
         task_id = trajectory.task_id
@@ -253,8 +253,8 @@ class Perturbation:
             return trajectory
         turns = []
         for turn in trajectory.turns:
-            message = self.inward(task_id, turn.message)
-            results = tuple(self.inward(task_id, result) for result in turn.results)
+            message = self.restore_message(task_id, turn.message)
+            results = tuple(self.restore_message(task_id, result) for result in turn.results)
             turns.append(replace(turn, message=message, results=results))
         return replace(trajectory, turns=tuple(turns))
 
@@ -314,7 +314,7 @@ def _draw_numbered_names(tools: Sequence[ToolSpec], rng: Random) -> Names:
     parameter_names = {}
     for tool, number in zip(tools, numbers, strict=True):
         tool_names[tool.name] = f"tool_{number}"
-        parameter_names[tool.name] = fields_of(tool)
+        parameter_names[tool.name] = number_parameters(tool)
     return Names(tool_names, parameter_names)
 
 
@@ -382,7 +382,7 @@ class PerturbedEnvironment:
         return self.perturbation.dialog(self.environment.reset(task))
 
     def step(self, message: Message) -> tuple[tuple[Message, ...], StopReason | None]:
-        original = self.perturbation.inward(self.task_id, message)
+        original = self.perturbation.restore_message(self.task_id, message)
         results, stop = self.environment.step(original)
-        shown = tuple(self.perturbation.outward(self.task_id, result) for result in results)
+        shown = tuple(self.perturbation.show_message(self.task_id, result) for result in results)
         return shown, stop

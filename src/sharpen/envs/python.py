@@ -112,7 +112,7 @@ class PythonTools:
 
 
 @functools.cache
-def sandbox() -> Sandbox:
+def shared_sandbox() -> Sandbox:
     """Returns the sandbox that all environments of this process share."""
     shared = Sandbox()
     atexit.register(shared.close)
@@ -138,7 +138,7 @@ def run_python(code: str) -> str:
     Args:
         code: the whole program
     """
-    return describe_result(sandbox().run(code))
+    return describe_result(shared_sandbox().run(code))
 
 
 @tool(timeout_s=60)
@@ -149,4 +149,4 @@ def calculate(expression: str) -> str:
         expression: numbers, operators, parentheses and functions
     """
     program = f"from math import *\nprint(eval({expression!r}))"
-    return describe_result(sandbox().run(program))
+    return describe_result(shared_sandbox().run(program))

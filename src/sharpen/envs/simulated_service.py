@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.calls import compact_json
-from sharpen.rewards.graphs import READS
+from sharpen.rewards.graphs import READING_TOOL
 from sharpen.types import (
     Dialog,
     Json,
@@ -80,7 +80,7 @@ class _SimulatedService:
         result: Any
         if call.name not in {tool.name for tool in self.tools}:
             result = {"error": f"there is no tool {call.name}"}
-        elif READS.match(call.name):
+        elif READING_TOOL.match(call.name):
             result = self._look_up(call)
         else:
             result = {"status": "done"}

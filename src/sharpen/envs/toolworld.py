@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sharpen.types import Dialog, Json, Message, SharpenError, StopReason, Task
 from sharpen.world.episode import Episode, World, shipped_world
-from sharpen.world.gold import MAX_CALLS, CallExecutor, Executed, gold_outcome, start
+from sharpen.world.gold import MAX_CALLS, CallExecutor, Executed, gold_outcome, start_episode
 from sharpen.world.state import diff
 
 
@@ -31,7 +31,7 @@ class ToolWorld:
         self._task: Task | None = None
 
     def reset(self, task: Task) -> Dialog:
-        episode = start(self.world, task.id, task.gold)
+        episode = start_episode(self.world, task.id, task.gold)
         offered = task.tools or tuple(tool.spec for tool in episode.tools())
         unknown = [spec.name for spec in offered if episode.tool(spec.name) is None]
         if unknown:

@@ -31,10 +31,10 @@ from sharpen.types import (
     ToolSpec,
     Turn,
 )
-from sharpen.world.gold import SAID
+from sharpen.world.gold import DECISION_TEXTS
 
 # a task's id and a message → the message in the words that the policy was shown
-_Outward = Callable[[str, Message], Message]
+_ShowMessage = Callable[[str, Message], Message]
 _PREFIX = "baseline:"
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _ID_OR_NAME = re.compile(r"\b(?=\w*\d)[\w-]*[A-Za-z-][\w-]*\b|\b[A-Z]\w+")
@@ -45,12 +45,12 @@ _DECISION_KINDS = ("timing", "decision")
 class _Baseline(ABC):
     """A policy that says what `message` returns for a dialog."""
 
-    def __init__(self, tasks: Sequence[Task], outward: _Outward):
+    def __init__(self, tasks: Sequence[Task], show_message: _ShowMessage):
         from sharpen.models.pico import byte_tokenizer
 
         self.renderer = Renderer(byte_tokenizer())
         self.tasks = {task.id: task for task in tasks}
-        self.outward = outward
+        self.show_message = show_message
 
     def respond(self, dialogs: Sequence[Dialog], sampling: Sampling) -> list[Turn]:
         return [self.turn(dialog, self.message(dialog, sampling.seed)) for dialog in dialogs]
@@ -78,7 +78,7 @@ class Gold(_Baseline):
         script = gold_messages(task)
         spoken = sum(m.role == "assistant" for m in dialog.messages)
         spoken -= sum(m.role == "assistant" for m in task.context)
-        return self.outward(task.id, script[min(spoken, len(script) - 1)])
+        return self.show_message(task.id, script[min(spoken, len(script) - 1)])
 
 
 class Random(_Baseline):
@@ -105,8 +105,8 @@ class Random(_Baseline):
         number = rng.choice(numbers)
         if decision == "ask":
             return _QUESTION
-        if decision in SAID:
-            return SAID[decision]
+        if decision in DECISION_TEXTS:
+            return DECISION_TEXTS[decision]
         return {"choice": letter, "math": number}.get(dialog.task_type, "Done.")
 
 
@@ -125,7 +125,7 @@ class _Keyword(_Baseline):
 
         best = max(dialog.tools, key=similarity)
         if not similarity(best):
-            return Message("assistant", SAID["decline"])
+            return Message("assistant", DECISION_TEXTS["decline"])
         texts = cycle(_ID_OR_NAME.findall(last.content) or last.content.split() or [""])
         arguments = {}
         for name, field in _required_fields(best):
@@ -163,7 +163,7 @@ _BASELINES: dict[str, type[_Baseline]] = {"random": Random, "keyword": _Keyword,
 
 
 def find_player(
-    model: Any, tokenizer: Any, api_key_env: str, tasks: Sequence[Task], outward: _Outward
+    model: Any, tokenizer: Any, api_key_env: str, tasks: Sequence[Task], show_message: _ShowMessage
 ) -> PolicySource:
     """Returns who is evaluated: `baseline:NAME`, which knows the tasks, or any policy."""
     name = str(model) if isinstance(model, str) else ""
@@ -174,6 +174,6 @@ def find_player(
         raise SharpenError(f"{name}: expected {_PREFIX} and one of {', '.join(_BASELINES)}")
 
     def open_baseline() -> Policy:
-        return _BASELINES[kind](tasks, outward)
+        return _BASELINES[kind](tasks, show_message)
 
     return PolicySource(name, name, open_baseline)

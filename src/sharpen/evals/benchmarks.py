@@ -23,7 +23,14 @@ from sharpen.data.importers.benchmark_tasks import (
     sqlite_task,
     tested_code,
 )
-from sharpen.data.importing import SHAPE_ERRORS, converted, fault, load, read_records, reason_kind
+from sharpen.data.importing import (
+    SHAPE_ERRORS,
+    convert_record,
+    describe_error,
+    get_importer,
+    read_records,
+    strip_specifics,
+)
 from sharpen.data.sources import read_tasks
 from sharpen.envs.simulated_service import make_service
 from sharpen.evals.items import Suite
@@ -177,25 +184,25 @@ def _benchmark_tasks(name: str, rest: str) -> tuple[list[Task], Counter[str]]:
 
 def _read_benchmark(benchmark: Benchmark, path: Path) -> tuple[list[Task], Counter[str]]:
     """The tasks of a file or folder, and why other records are none."""
-    importer = load(benchmark.format)
+    importer = get_importer(benchmark.format)
     try:
         side = (importer.side(path),) if importer.side else ()
     except SHAPE_ERRORS as error:
-        raise SharpenError(f"{path}: not {benchmark.format}'s: {fault(error)}") from None
+        raise SharpenError(f"{path}: not {benchmark.format}'s: {describe_error(error)}") from None
     tasks: list[Task] = []
     left_out: Counter[str] = Counter()
     for record in read_records(path, importer.names, importer.split):
         try:
-            row = json.loads(converted(importer, record, side))
+            row = json.loads(convert_record(importer, record, side))
             noun = task_from_row(row) if "instruction" in row else dialog_from_row(row)
             for task in benchmark.prepare(noun, record.value, path):
                 if isinstance(task, RowError):
-                    left_out[reason_kind(task.reason)] += 1
+                    left_out[strip_specifics(task.reason)] += 1
                 else:
                     kind_of(task)  # a kind that nothing can play is left out
                     tasks.append(task)
         except RowError as error:
-            left_out[reason_kind(error.reason)] += 1
+            left_out[strip_specifics(error.reason)] += 1
     return tasks, left_out
 
 

@@ -104,8 +104,8 @@ class AgentTrainingEvaluator:
         suites = self._suites(split)
         tasks = [task for suite in suites for task in suite.tasks]
         perturbation = self._perturbation(suites[0])
-        outward = perturbation.outward if perturbation else lambda _, message: message
-        player = find_player(model, self.tokenizer, self.options.api_key_env, tasks, outward)
+        show_message = perturbation.show_message if perturbation else lambda _, message: message
+        player = find_player(model, self.tokenizer, self.options.api_key_env, tasks, show_message)
         config = self._config(player, suites)
         earlier = _EarlierEvaluation(compare, config) if compare else None
         self._choose_folder(player, suites[0], config)

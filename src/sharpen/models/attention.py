@@ -176,7 +176,7 @@ class SlotStep:
     plain: Any = None
 
 
-under_way = threading.local()  # its `step` is the SlotStep of the decoder call that is running
+current_call = threading.local()  # its `step` is the SlotStep of the decoder call that is running
 
 
 def _slot_attention(
@@ -188,7 +188,7 @@ def _slot_attention(
     window: int | None,
 ) -> torch.Tensor:
     """Write a layer's new keys and values into the cache and attend to what the rows hold."""
-    step: SlotStep = under_way.step
+    step: SlotStep = current_call.step
     cache = step.cache[layer]
     if step.kernel and step.longest == 1:
         from sharpen.models import slot_kernel
@@ -200,7 +200,7 @@ def _slot_attention(
     values.index_copy_(0, step.at_N, v)
     if not step.kernel:
         keys, values = cache.unbind()
-        run = decoded if isinstance(step.plain, tuple) else _prefill
+        run = attend_decode if isinstance(step.plain, tuple) else _prefill
         return run(q, keys, values, step, scale, window or step.cache.shape[3])
     # a query sees the keys up to its own place: the mask is aligned to the end of each row
     places = step.cache.shape[3]
@@ -225,7 +225,7 @@ def _empty_like_queries(q: Tensor, *others: Any) -> Tensor:
     return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
 
-def decoded(
+def attend_decode(
     q_N_H_D: Tensor, keys: Tensor, values: Tensor, step: SlotStep, scale: float | None, window: int
 ) -> Tensor:
     """Attend with one new token per row, without the kernel: all rows in one product.

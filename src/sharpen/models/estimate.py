@@ -253,7 +253,7 @@ def find_shape(model: str) -> Shape:
     """Returns a model's shape from its folder's config.json, or from the table of known ones."""
     config = Path(model) / "config.json"
     if config.is_file():
-        return shape_of(read_json(config), model)
+        return read_shape(read_json(config), model)
     known = read_yaml(Path(__file__).with_name("shapes.yaml"))
     if model not in known:
         names = ", ".join(known)
@@ -261,7 +261,7 @@ def find_shape(model: str) -> Shape:
     return Shape(**known[model])
 
 
-def shape_of(config: Json, where: str) -> Shape:
+def read_shape(config: Json, where: str) -> Shape:
     """Returns the shape that a config.json describes; `where` names the model in errors."""
     try:
         return Shape(
@@ -280,7 +280,9 @@ def shape_of(config: Json, where: str) -> Shape:
         raise SharpenError(f"{where}: {missing}, cannot estimate") from None
 
 
-def inference(model: str, rows: int, tokens: int, batch_size: int, card: str = "cpu") -> Estimate:
+def estimate_inference(
+    model: str, rows: int, tokens: int, batch_size: int, card: str = "cpu"
+) -> Estimate:
     """Estimate answering `rows` prompts with `tokens` tokens in all."""
     shape = find_shape(model)
     machine = CARDS[card]

@@ -17,13 +17,13 @@ import torch
 from sharpen.models.attention import (
     SlotStep,
     check_layers,
+    current_call,
     no_mask,
     plain_head,
-    under_way,
     use_our_attention,
 )
 from sharpen.models.lora import fuse_lora
-from sharpen.policy.token_sampling import choose, likeliest
+from sharpen.policy.token_sampling import most_likely_tokens, sample_tokens
 from sharpen.types import SharpenError
 
 STRIDE = 8  # steps on a GPU between two looks at what was sampled, the most there are
@@ -173,7 +173,7 @@ class Slots:
         return torch.from_numpy(array).to(self.device)
 
     def forward(self, tokens_N: Any, positions_N: Any, step: SlotStep) -> Any:
-        under_way.step = step
+        current_call.step = step
         with compiled(self.decoder.layers, self.calls) if self.kernel else nullcontext():
             found = self.decoder(
                 input_ids=tokens_N[None],
@@ -224,10 +224,10 @@ class Slots:
         if allowed is not None:
             logits_B_V = logits_B_V.masked_fill(~allowed, float("-inf"))
         if greedy:
-            tokens_B, logprobs_B = likeliest(logits_B_V)
+            tokens_B, logprobs_B = most_likely_tokens(logits_B_V)
         else:
             limit = top_p if cut else None
-            tokens_B, logprobs_B = choose(logits_B_V, temperature, limit, seed, position)
+            tokens_B, logprobs_B = sample_tokens(logits_B_V, temperature, limit, seed, position)
         self.sampled[:, :size].index_copy_(0, self.number, tokens_B[None])
         self.logprobs[:, :size].index_copy_(0, self.number, logprobs_B[None])
         token.copy_(tokens_B)

@@ -20,7 +20,7 @@ _MIX_FACTOR_1 = -4658895280553007687
 _MIX_FACTOR_2 = -7723592293110705685
 
 
-def choose(
+def sample_tokens(
     logits_B_V: torch.Tensor,
     temperature_B: torch.Tensor,
     top_p_B: torch.Tensor | None,
@@ -36,7 +36,7 @@ def choose(
     scaled_B_V = logits_B_V / torch.where(greedy_B, 1.0, temperature_B)[:, None]  # fp32
     max_logit_B, argmax_B = scaled_B_V.max(-1)
     probs_B_V = scaled_B_V.softmax(-1)
-    weights_B_V = probs_B_V if top_p_B is None else nucleus(probs_B_V, top_p_B)
+    weights_B_V = probs_B_V if top_p_B is None else keep_nucleus(probs_B_V, top_p_B)
     drawn_B = _draw_tokens(weights_B_V, uniform(seed_B, position_B))
     tokens_B = torch.where(greedy_B, argmax_B, drawn_B)
 
@@ -47,7 +47,7 @@ def choose(
     return tokens_B, token_logit_B - max_logit_B + max_prob_B.log()
 
 
-def likeliest(logits_B_V: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def most_likely_tokens(logits_B_V: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the most likely token of each row and its log-probability.
 
     Gives what `choose` gives when the temperature of every row is 0.
@@ -57,7 +57,7 @@ def likeliest(logits_B_V: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens_B, max_logit_B - torch.logsumexp(logits_B_V, -1)
 
 
-def nucleus(probs_B_V: torch.Tensor, top_p_B: torch.Tensor) -> torch.Tensor:
+def keep_nucleus(probs_B_V: torch.Tensor, top_p_B: torch.Tensor) -> torch.Tensor:
     """Set all probabilities to 0 but those of the most likely tokens that reach `top_p`."""
     sorted_B_V, order_B_V = probs_B_V.sort(-1, descending=True)
     sum_before_B_V = sorted_B_V.cumsum(-1) - sorted_B_V

@@ -22,7 +22,7 @@ from sharpen.types import Json, RowError
 _PEER_SOURCE = Path(__file__).with_name("code_peer.py").read_text("utf-8")
 
 
-def fenced(text: str, *languages: str) -> list[str]:
+def fenced_blocks(text: str, *languages: str) -> list[str]:
     """Returns the fenced blocks in one of the languages, or else those that name none."""
     named = []
     nameless = []
@@ -40,7 +40,7 @@ def extract_code(text: str, names: Sequence[str]) -> str:
     """Returns the last block that defines a wanted name (others are examples).
 
     Where no block does, the last one, or the whole text where there are no blocks."""
-    blocks = fenced(text, "python", "py", "python3") or [text]
+    blocks = fenced_blocks(text, "python", "py", "python3") or [text]
     any_name = "|".join(names) or "$"
     definition = re.compile(rf"(?m)^(?:def |class |async def )?[ \t]*(?:{any_name})\b")
     for block in reversed(blocks):

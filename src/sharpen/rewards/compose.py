@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import Field
 
-from sharpen.config import Config, ConfigError, one_line, parse_config, raised
+from sharpen.config import Config, ConfigError, format_exception, one_line, parse_config
 from sharpen.tools import call_with_limit, load_object
 from sharpen.types import Score, SharpenError, Task, Trajectory
 
@@ -122,7 +122,7 @@ class _ComposedReward:
             try:
                 score = as_score(self._score_functions[part.name](task, trajectory))
             except Exception as error:  # a user's code may raise anything: the score says so
-                reason = f"{part.name}: {raised(error)}"[:_MAX_REASON_CHARS]
+                reason = f"{part.name}: {format_exception(error)}"[:_MAX_REASON_CHARS]
                 self.failures[reason] += 1
                 notes.append(f"failed: {reason}")
                 failed += 1
@@ -170,7 +170,7 @@ def as_score(value: Any) -> Score:
     Raises for anything else and for numbers that are not finite; an exception as the value is
     raised as an error."""
     if isinstance(value, BaseException):
-        raise SharpenError(raised(value))
+        raise SharpenError(format_exception(value))
     score = value if isinstance(value, Score) else _score_from_plain(value)
     for name, number in {"value": score.value, **score.parts}.items():
         if not isinstance(number, (int, float)) or not math.isfinite(number):

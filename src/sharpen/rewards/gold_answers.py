@@ -13,7 +13,7 @@ from typing import Any
 from sharpen.rewards.graphs import write_plan
 from sharpen.rows import call_from_wire
 from sharpen.types import Json, Message, RowError, Task, ToolCall
-from sharpen.world.gold import SAID, example, gold_trajectory
+from sharpen.world.gold import DECISION_TEXTS, first_allowed, gold_trajectory
 
 
 def plan_text(task: Task) -> list[Message]:
@@ -54,7 +54,7 @@ def service_actions(task: Task) -> list[Message]:
     """All of gold's actions in one turn, then what the customer is to be told."""
     actions = task.gold["actions"] or ()
     outputs = task.gold.get("outputs") or task.gold.get("communicate_info") or ()
-    words = " ".join(str(output) for output in outputs) or SAID["decline"]
+    words = " ".join(str(output) for output in outputs) or DECISION_TEXTS["decline"]
     if not actions:
         return [_say(words)]
     calls = tuple(call_from_wire(call, task.id) for call in actions)
@@ -108,7 +108,7 @@ def _silent_gold(task: Task) -> RowError:
 def _in_language(call: ToolCall, fields: Json, language: str) -> ToolCall:
     """A call whose allowed values are written as source text of a language."""
     arguments = {}
-    for name, value in example(call.arguments).items():
+    for name, value in first_allowed(call.arguments).items():
         arguments[name] = _literal(value, fields[name], language)
     return replace(call, arguments=arguments)
 

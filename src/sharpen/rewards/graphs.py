@@ -21,7 +21,7 @@ _MAX_NODES = 200
 _MIN_SIMILARITY = 0.5  # of two labels that may name the same node
 _PART_NAMES = ("graph_f1", "node_f1", "edge_f1", "valid", "plan_success")
 # names of tools that read and change nothing
-READS = re.compile(r"(?:get|find|list|search|calculate|check|think|can)(?:_|$)")
+READING_TOOL = re.compile(r"(?:get|find|list|search|calculate|check|think|can)(?:_|$)")
 
 
 # Plans as text ------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class ActionsReward:
 
 def _changing(calls: Sequence[ToolCall]) -> list[ToolCall]:
     """The calls of tools that may change something."""
-    return [call for call in calls if not READS.match(call.name)]
+    return [call for call in calls if not READING_TOOL.match(call.name)]
 
 
 def _normalize_output(text: str) -> str:

@@ -34,7 +34,7 @@ from sharpen.rewards.response_text import (
 )
 from sharpen.types import SharpenError
 
-SURE = 0.5  # a finding of this score counts
+SURE_SCORE = 0.5  # a finding of this score counts
 _LONG_TEXT = 800  # characters; in a shorter text length is not what is gamed
 _MIN_POINTS = 8  # evaluations before a trend is looked for
 _FORGED_KINDS = ("test_tampering", "judge_flattery")  # they falsify the measured correctness itself
@@ -98,7 +98,7 @@ class RLVRHackingDetector:
         return self._is_sure_of("format_gaming", response)
 
     def _is_sure_of(self, kind: str, response: str) -> bool:
-        return any(f.kind == kind and f.score >= SURE for f in self.detect(response))
+        return any(f.kind == kind and f.score >= SURE_SCORE for f in self.detect(response))
 
     def compute_reasoning_quality(self, response: str, question: str) -> float:
         """Returns 0 … 1: logic 40%, words of the task 30%, equations that hold 30%.
@@ -245,7 +245,7 @@ class RLVRRewardShaping:
         if not 0 <= correctness <= 1:
             raise SharpenError(f"correctness: expected a number from 0 to 1, found {correctness}")
         findings = self.detector.detect(response, question)
-        sure_findings = [finding for finding in findings if finding.score >= SURE]
+        sure_findings = [finding for finding in findings if finding.score >= SURE_SCORE]
         forged_scores = [f.score for f in sure_findings if f.kind in _FORGED_KINDS]
         forged = max(forged_scores, default=0.0)
         gamed = max((finding.score for finding in sure_findings), default=0.0)

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from sharpen.calls import assistant_text, compact_json
 from sharpen.config import Config, one_line, read_yaml
-from sharpen.records import DECODER
+from sharpen.records import STRICT_DECODER
 from sharpen.tools import call_with_limit
 from sharpen.types import (
     Dialog,
@@ -300,7 +300,7 @@ def _objects_with(text: str, names: Sequence[str]) -> list[dict[str, Any]]:
     position = text.find("{")
     while position >= 0:
         try:
-            value, position = DECODER.raw_decode(text, position)
+            value, position = STRICT_DECODER.raw_decode(text, position)
             if value.keys() >= set(names):
                 objects.append(value)
         except (ValueError, RecursionError):

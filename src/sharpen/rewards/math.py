@@ -63,7 +63,7 @@ Number = tuple[Fraction, str]  # value and unit
 # The final answer of a response -------------------------------------------------------------------
 
 
-def spoken(text: str) -> str:
+def text_after_thoughts(text: str) -> str:
     """Returns a response without its thoughts; one that never left them says nothing."""
     after_thoughts = text.rpartition("</think>")[2]
     return "" if "<think>" in after_thoughts else after_thoughts
@@ -73,7 +73,7 @@ def final_answer(text: str) -> str | None:
     """Returns what a response marks as its result, None where it marks nothing.
 
     Marks are, in this order: the last box, `<answer>`, `####`, "the answer is"."""
-    text = spoken(text)
+    text = text_after_thoughts(text)
     marked = _last_box(text)
     if marked is None and "<answer>" in text:
         marked = text.rpartition("<answer>")[2].partition("</answer>")[0]
@@ -112,7 +112,7 @@ def math_answer(text: str) -> str | None:
 
     Of an answer in sentences only the last number is returned."""
     marked = final_answer(text)
-    answer = marked or spoken(text).strip()
+    answer = marked or text_after_thoughts(text).strip()
     if plain_number(answer) or not _is_wordy(answer):
         return answer or None
     if "\\" in answer and marked:
@@ -190,7 +190,7 @@ def _units_differ(gold_unit: str, answer_unit: str) -> bool:
     return (len(first) < 4) == (len(second) < 4)
 
 
-def folded(text: str) -> str:
+def normalize_text(text: str) -> str:
     """Normalize a text: no case, punctuation, articles, blanks or full-width letters."""
     plain_letters = unicodedata.normalize("NFKC", text).casefold()
     return _PUNCTUATION.sub("", _ARTICLE.sub("", plain_letters)).strip("-•")
@@ -202,7 +202,7 @@ def same_text(gold: str, answer: str) -> bool:
     answer_number = plain_number(answer)
     if gold_number and answer_number:
         return _same_number(gold_number, answer_number)
-    return folded(gold) == folded(answer) != ""
+    return normalize_text(gold) == normalize_text(answer) != ""
 
 
 # Formulas -----------------------------------------------------------------------------------------

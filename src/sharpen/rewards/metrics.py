@@ -22,7 +22,7 @@ from sharpen.rewards.calls import (
 from sharpen.rewards.decisions import DECISIONS, decision_of, gold_decision
 from sharpen.rewards.plan_evaluator import PlanEvaluator
 from sharpen.types import Score, SharpenError, Task, ToolCall, Trajectory
-from sharpen.world.gold import example
+from sharpen.world.gold import first_allowed
 
 _RANKS = (1, 3, 5)
 MetricValue = float | tuple[float, float] | None
@@ -188,7 +188,7 @@ def parameter_extraction(item: Item) -> MetricValue:
     count = 0
     for call in item.gold_calls:
         for name, value in call.arguments.items():
-            options = [example(option) for option in value] if is_allowed_list else [value]
+            options = [first_allowed(option) for option in value] if is_allowed_list else [value]
             keys = {(name, value_key(option)) for option in options}
             match = next((pair for pair in unmatched if pair in keys), None)
             if match is not None:

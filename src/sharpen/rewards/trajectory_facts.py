@@ -14,7 +14,7 @@ from sharpen.rewards.decisions import MAX_TEXT_CHARS, decision_of, gold_decision
 from sharpen.rewards.plan_evaluator import PlanEvaluator
 from sharpen.types import Json, StopReason, Task, ToolCall, ToolSpec, Trajectory
 from sharpen.world.episode import Episode, World, shipped_world
-from sharpen.world.gold import CallExecutor, gold_calls, gold_outcome, start
+from sharpen.world.gold import CallExecutor, gold_calls, gold_outcome, start_episode
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def collect_facts(
 
 def _execute_calls(task: Task, trajectory: Trajectory, world: World, max_calls: int) -> _Execution:
     """Run the trajectory's messages in a fresh episode of the task."""
-    episode = start(world, task.id, task.gold)
+    episode = start_episode(world, task.id, task.gold)
     offered_names = {tool.name for tool in task.tools}
     executor = CallExecutor(episode, offered_names or None, max_calls)
     for turn in trajectory.turns:

@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from sharpen.config import one_line
-from sharpen.rewards.code import fenced
-from sharpen.rewards.math import MathJudge, final_answer, spoken
+from sharpen.rewards.code import fenced_blocks
+from sharpen.rewards.math import MathJudge, final_answer, text_after_thoughts
 from sharpen.rewards.verifiers import VERIFIERS
 from sharpen.sandbox import Sandbox
 from sharpen.types import Json, RowError, Score, Task, Trajectory
@@ -106,7 +106,7 @@ class VerifiableRewardCalculator(contextlib.AbstractContextManager):
 
     def _score_response(self, kind: str, response: Any, gold: Json, where: str) -> Score:
         text = response[-_MAX_RESPONSE:] if isinstance(response, str) else ""
-        answer = spoken(text)
+        answer = text_after_thoughts(text)
         correctness = 0.0
         problem = "empty"
         try:
@@ -142,7 +142,7 @@ def _format_score(kind: str, text: str) -> float:
     For other kinds 1 for a marked or fenced answer, 0.5 for any other text."""
     is_marked = final_answer(text) is not None
     if kind != "math":
-        if is_marked or fenced(text, kind, "python"):
+        if is_marked or fenced_blocks(text, kind, "python"):
             return 1.0
         return 0.5 if text.strip() else 0.0
     score = 0.0

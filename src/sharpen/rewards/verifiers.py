@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from sharpen.config import one_line
-from sharpen.rewards.code import extract_code, fenced, read_tests, run_tests
-from sharpen.rewards.math import MathJudge, final_answer, folded, math_answer, same_text
+from sharpen.rewards.code import extract_code, fenced_blocks, read_tests, run_tests
+from sharpen.rewards.math import MathJudge, final_answer, math_answer, normalize_text, same_text
 from sharpen.sandbox import Sandbox
-from sharpen.tools import complaints, validator_for
+from sharpen.tools import argument_problems, validator_for
 from sharpen.types import Json, RowError
 
 _MAX_ITEMS = 1000  # of a list in an answer
@@ -81,7 +81,7 @@ def _verify_sql(by: _Verification, text: str, gold: Json, where: str) -> _Verdic
     if "answers" in gold:
         return _verify_set(by, text, gold, where)
     gold_statements = [] if "result" in gold else [_require_gold(gold, "sql", where)]
-    query = (fenced(text, "sql", "sqlite") or [text])[-1].strip()
+    query = (fenced_blocks(text, "sql", "sqlite") or [text])[-1].strip()
     job = {
         "schema": _require_gold(gold, "schema", where),
         "statements": [*gold_statements, query],
@@ -106,12 +106,12 @@ def _verify_json(by: _Verification, text: str, gold: Json, where: str) -> _Verdi
     """Valid by `gold.schema` and equal to `gold.json`, as far as they are given."""
     if "schema" not in gold and "json" not in gold:
         raise RowError(where, "gold: expected a schema or a json value")
-    value = _first_json_value((fenced(text, "json") or [text])[-1])
+    value = _first_json_value((fenced_blocks(text, "json") or [text])[-1])
     try:
         schema = validator_for(json.dumps(gold.get("schema", {}), sort_keys=True))
     except ValueError as error:
         raise RowError(where, f"gold.schema: {one_line(error)[:200]}") from None
-    problems = complaints(schema, value)
+    problems = argument_problems(schema, value)
     if "json" in gold and _canonical_json(value) != _canonical_json(gold["json"]):
         problems.append("another value")
     return float(not problems), "; ".join(problems)[:500]
@@ -135,7 +135,7 @@ def _verify_exact(by: _Verification, text: str, gold: Json, where: str) -> _Verd
 def _verify_set(by: _Verification, text: str, gold: Json, where: str) -> _Verdict:
     """The same set as `gold.answers`, written as a list in any order."""
     answer = (final_answer(text) or text).strip(" []{}\n")
-    items = [item for item in _SEPARATOR.split(answer, _MAX_ITEMS) if folded(item)]
+    items = [item for item in _SEPARATOR.split(answer, _MAX_ITEMS) if normalize_text(item)]
     gold_items = _gold_answers(gold, where)
     missing = [g for g in gold_items if not any(same_text(g, item) for item in items)]
     extra = [item for item in items if not any(same_text(g, item) for g in gold_items)]

@@ -7,7 +7,7 @@ program that runs inside.
 
 from sharpen.sandbox.pool import Sandbox
 from sharpen.sandbox.worker import (
-    FLOOD,
+    FLOOD_FACTOR,
     Limits,
     SandboxResult,
     Worker,
@@ -16,7 +16,7 @@ from sharpen.sandbox.worker import (
 )
 
 __all__ = [
-    "FLOOD",
+    "FLOOD_FACTOR",
     "Limits",
     "Sandbox",
     "SandboxResult",

@@ -34,7 +34,7 @@ START_S = 60.0  # time for a worker's Python to start
 TICK_S = 0.1  # seconds between two looks at the clock or the memory
 _MAX_MESSAGE_BYTES = 8 << 20  # of a job, or of one line of a conversation
 _READ_BYTES = 1 << 16
-FLOOD = 64  # a snippet that writes this many times its output limit is stopped
+FLOOD_FACTOR = 64  # a snippet that writes this many times its output limit is stopped
 
 
 class Limits(Config):
@@ -195,7 +195,7 @@ class Worker:
             room = limit - len(buffer)
             buffer += data[:room]
             self._dropped += max(0, len(data) - room)
-            if self._dropped > FLOOD * output_limit:
+            if self._dropped > FLOOD_FACTOR * output_limit:
                 self.stopped = "flood"
         return bool(ready)
 

@@ -16,7 +16,7 @@ from sharpen.models.load import load_tokenizer
 from sharpen.render import Renderer, tools_block
 from sharpen.rows import call_from_wire
 from sharpen.types import Dialog, Json, Message, Preference, Scorer, Task, ToolCall
-from sharpen.world.state import seeded
+from sharpen.world.state import seeded_rng
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -67,7 +67,7 @@ def _preference_pair(task: Task) -> Preference:
 
     The mistakes are: no call, the same arguments for another tool, and a text argument left out.
     """
-    rng = seeded("pair", task.id)
+    rng = seeded_rng("pair", task.id)
     gold_call = call_from_wire(task.gold["calls"][0], task.id)
     mistakes = [Message("assistant", "I have done that for you.")]
     other_names = [tool.name for tool in task.tools if tool.name != gold_call.name]

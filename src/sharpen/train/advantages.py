@@ -86,7 +86,7 @@ def whiten(values: np.ndarray, shift: bool = True) -> np.ndarray:
     return centered if shift else centered + values.mean()
 
 
-def overlong(length: int, max_tokens: int, buffer: int) -> float:
+def overlong_penalty(length: int, max_tokens: int, buffer: int) -> float:
     """Return DAPO's soft length penalty: from 0 at `buffer` tokens below the limit down to −1 at
     the limit; always 0 without a buffer."""
     if not buffer:

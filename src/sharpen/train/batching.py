@@ -98,8 +98,8 @@ def plan_micro_batches(
     """
     groups = [[row] for row in range(len(datums))]
     if shares:
-        groups = shared_trees(datums, token_budget)
-    lengths = [tree_length(datums, group) for group in groups]
+        groups = group_by_prompt(datums, token_budget)
+    lengths = [group_length(datums, group) for group in groups]
     batches = []
     for group_numbers in micro_batches(lengths, token_budget, packed, parts):
         rows: list[int] = []
@@ -188,7 +188,7 @@ class _PromptGroup:
     tokens: int
 
 
-def shared_trees(datums: Sequence[Datum], token_budget: float = math.inf) -> list[list[int]]:
+def group_by_prompt(datums: Sequence[Datum], token_budget: float = math.inf) -> list[list[int]]:
     """Group the rows, by number, that share a prompt; all other rows are groups of one.
 
     A group is kept if computing its prompt once saves at least an eighth of its tokens, and if it
@@ -217,7 +217,7 @@ def shared_trees(datums: Sequence[Datum], token_budget: float = math.inf) -> lis
     return sorted(row_groups)
 
 
-def tree_length(datums: Sequence[Datum], rows: Sequence[int]) -> int:
+def group_length(datums: Sequence[Datum], rows: Sequence[int]) -> int:
     """Return the number of tokens of rows that share a prompt, the prompt counted once."""
     repeated = (len(rows) - 1) * prompt_length(datums[rows[0]])
     return sum(len(datums[row].ids) for row in rows) - repeated

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sharpen.train.batching import prompt_length, shared_trees
+from sharpen.train.batching import group_by_prompt, prompt_length
 from sharpen.types import Datum
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _choose_layout(datums: Sequence[Datum], packed: bool, shares: bool) -> _Layo
     """Choose among padded, packed and shared prompts."""
     prompt_groups: list[list[int]] = []
     if shares:
-        prompt_groups = [rows for rows in shared_trees(datums) if len(rows) > 1]
+        prompt_groups = [rows for rows in group_by_prompt(datums) if len(rows) > 1]
     if packed or prompt_groups:
         return _single_line_layout(datums, prompt_groups, packed)
     return _padded_layout(datums)

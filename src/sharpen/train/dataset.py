@@ -44,7 +44,9 @@ class Phase:
     ordered: bool = False  # a curriculum is not shuffled
     cached_order: dict[int, list[int]] = field(default_factory=dict)  # epoch → its order
 
-    def chosen(self, step: int, count: int, seed: int, weights: dict[str, float]) -> list[int]:
+    def step_indices(
+        self, step: int, count: int, seed: int, weights: dict[str, float]
+    ) -> list[int]:
         """Return the numbers of the `count` rows of a step: epochs of weighted random order, laid
         end to end."""
         row_numbers = []
@@ -116,7 +118,7 @@ class TrainingRows:
     def step_rows(self, step: int) -> list[Datum]:
         """Return the rows of a step of the run."""
         phase, phase_step = self._find_phase(step)
-        row_numbers = phase.chosen(
+        row_numbers = phase.step_indices(
             phase_step, self.rows_per_step, self.config.seed, self.config.task_weights
         )
         return [phase.rows[number] for number in row_numbers]

@@ -175,7 +175,7 @@ class DPOTrainer:
 
     def _is_written(self, path: Path, begin: int) -> bool:
         """Whether all processes find a file of a round that begins at step `begin`."""
-        missing = self.learner.processes.agreed(int(not path.is_file()))
+        missing = self.learner.processes.highest(int(not path.is_file()))
         if missing and self.learner.steps_done > begin:
             raise SharpenError(f"{path}: gone, and the run is past it; start in another folder")
         return not missing
@@ -248,7 +248,7 @@ class DPOTrainer:
         phase = Phase([pair.sides[0] for pair in pairs], end - begin)
         while self.learner.steps_done < end:
             place = self.learner.steps_done - begin
-            chosen = phase.chosen(place, self.pairs_per_step, config.seed + number, {})
+            chosen = phase.step_indices(place, self.pairs_per_step, config.seed + number, {})
             row = self.step([pairs[index] for index in chosen])
             if row["step"] % config.eval_steps == 0 or row["step"] == run.total:
                 figures = self.evaluate()

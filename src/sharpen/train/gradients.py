@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sharpen.data.features import normalised
+from sharpen.data.features import normalize_rows
 from sharpen.render import Renderer
 from sharpen.train.batching import micro_batches
 from sharpen.train.collate import collate
@@ -60,8 +60,8 @@ class GradientInfluence:
         means = []
         for task_type in sorted(set(task_types)):
             of_this_type = target_features[task_types == task_type]
-            means.append(normalised(of_this_type).mean(0))
-        self._target_K_F = normalised(np.array(means))
+            means.append(normalize_rows(of_this_type).mean(0))
+        self._target_K_F = normalize_rows(np.array(means))
 
     def _draw_directions(
         self, module: Any, rank: int, generator: torch.Generator
@@ -76,7 +76,7 @@ class GradientInfluence:
         return directions
 
     def __call__(self, dialogs: Sequence[Dialog]) -> np.ndarray:
-        cosines_N_K = normalised(self.features(dialogs)) @ self._target_K_F.T
+        cosines_N_K = normalize_rows(self.features(dialogs)) @ self._target_K_F.T
         return cosines_N_K.max(1)
 
     def features(self, dialogs: Sequence[Dialog]) -> np.ndarray:

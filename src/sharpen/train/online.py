@@ -24,7 +24,7 @@ from sharpen.policy.local import LocalPolicy
 from sharpen.records import RunFolder
 from sharpen.rewards.compose import build_reward
 from sharpen.scored_rollout import NOT_THE_MODELS_FAULT, PlaySettings, TrajectoryGroup
-from sharpen.train.advantages import overlong
+from sharpen.train.advantages import overlong_penalty
 from sharpen.train.callback import Callback, EvaluationContext
 from sharpen.train.config.online import RLConfig
 from sharpen.train.dev_evaluation import DevEvaluation
@@ -283,7 +283,7 @@ class OnlineTrainer(ABC):
     def _overlong_penalty(self, trajectory: Trajectory) -> float:
         """What is taken off the reward of an episode with an answer near the token limit."""
         longest = max(len(turn.ids) for turn in trajectory.turns)
-        return overlong(longest, self.config.max_tokens, self.config.overlong_buffer or 0)
+        return overlong_penalty(longest, self.config.max_tokens, self.config.overlong_buffer or 0)
 
     def _close_reward(self) -> None:
         """End the processes of a reward that this trainer has made."""

@@ -61,7 +61,7 @@ class SingleProcess:
         """Return the results of all processes in one dict."""
         return results
 
-    def agreed(self, number: int) -> int:
+    def highest(self, number: int) -> int:
         """Return the highest number of any process. A signal may reach one of them a step
         earlier."""
         return number
@@ -147,7 +147,7 @@ class _DataParallel(SingleProcess):
             gathered |= process_results
         return gathered
 
-    def agreed(self, number: int) -> int:
+    def highest(self, number: int) -> int:
         return max(self.gather({self.rank: number}).values())
 
 

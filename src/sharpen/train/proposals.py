@@ -14,12 +14,12 @@ from typing import Any
 
 from sharpen.calls import compact_json
 from sharpen.config import one_line
-from sharpen.envs.python import sandbox
-from sharpen.rewards.code import fenced
+from sharpen.envs.python import shared_sandbox
+from sharpen.rewards.code import fenced_blocks
 from sharpen.types import Json, Message, Task
 from sharpen.world.episode import World
-from sharpen.world.gold import CallExecutor, start
-from sharpen.world.phrases import spoken
+from sharpen.world.gold import CallExecutor, start_episode
+from sharpen.world.phrases import speak_value
 
 _MAX_PROGRAM = 1000  # characters
 _MAX_REQUEST = 600
@@ -40,7 +40,7 @@ class _Proposal:
 
 def task_of_program(text: str) -> _Proposal | str:
     """Returns the task of predicting what a proposed program prints, or why there is none."""
-    blocks = fenced(text, "python", "py")
+    blocks = fenced_blocks(text, "python", "py")
     code = blocks[-1].strip() if blocks else ""
     if not code or len(code) > _MAX_PROGRAM:
         return f"no program of at most {_MAX_PROGRAM} characters in a block"
@@ -52,7 +52,7 @@ def task_of_program(text: str) -> _Proposal | str:
     problem = _refused_code(tree)
     if problem:
         return problem
-    first, second = sandbox().run_many([code, code])
+    first, second = shared_sandbox().run_many([code, code])
     if not (first.ok and second.ok):
         return f"it fails: {one_line(first.stopped or first.stderr)[-200:]}"
     if first.stdout != second.stdout:
@@ -82,7 +82,7 @@ def task_of_request(prompt: Task, message: Message, world: World) -> _Proposal |
     if message.unparsed or not has_calls or not 0 < len(request) <= _MAX_REQUEST:
         return f"not a request with 1 to {_MAX_CALLS} calls"
     executor = CallExecutor(
-        start(world, prompt.id, prompt.gold), {spec.name for spec in prompt.tools}
+        start_episode(world, prompt.id, prompt.gold), {spec.name for spec in prompt.tools}
     )
     executor.step(message)
     for executed in executor.executed:
@@ -90,7 +90,7 @@ def task_of_request(prompt: Task, message: Message, world: World) -> _Proposal |
             return f"a call fails: {one_line(executed.result['message'])[:200]}"
     words = request.casefold()
     for value in _values([call.arguments for call in calls]):
-        if spoken(value).casefold() not in words:
+        if speak_value(value).casefold() not in words:
             return f"the request does not say {value!r}"
     gold_calls = [{"name": call.name, "arguments": call.arguments} for call in calls]
     key = compact_json(gold_calls)

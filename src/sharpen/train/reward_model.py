@@ -93,7 +93,7 @@ class RewardModelTrainer:
         with TrainingRun(self.output, config, learner) as run:
             run.resume({})
             while learner.steps_done < total:
-                numbers = phase.chosen(learner.steps_done, per_step, config.seed, {})
+                numbers = phase.step_indices(learner.steps_done, per_step, config.seed, {})
                 row = self.step([examples[number] for number in numbers])
                 is_eval_step = row["step"] % config.eval_steps == 0 or row["step"] == total
                 if dev_examples and is_eval_step:

@@ -110,7 +110,7 @@ class TrainingRun:
             # Before the checkpoint: a row too many can be taken back, one too few is lost.
             self.folder.log(row)
             self._trackers.log(row)
-        signal_number = self.learner.processes.agreed(self._signal.number)
+        signal_number = self.learner.processes.highest(self._signal.number)
         save_now = step % self.config.save_steps == 0 or is_last or signal_number != 0
         if save_now and self.learner.processes.resumable:
             save_checkpoint(

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from sharpen.rewards.hacking import SURE, HackingMonitor, RLVRHackingDetector
+from sharpen.rewards.hacking import SURE_SCORE, HackingMonitor, RLVRHackingDetector
 from sharpen.scored_rollout import TrajectoryGroup, is_flat
 from sharpen.train.config.online import RLConfig
 from sharpen.types import Json, SharpenError, Task, Trajectory
@@ -84,4 +84,4 @@ class RunGuards:
 def _looks_hacked(detector: RLVRHackingDetector, task: Task, sample: Trajectory) -> bool:
     text = "\n".join(turn.message.content for turn in sample.turns)
     findings = detector.detect(text, task.instruction)
-    return any(finding.score >= SURE for finding in findings)
+    return any(finding.score >= SURE_SCORE for finding in findings)

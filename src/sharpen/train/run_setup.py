@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sharpen.data.sources import resolve
+from sharpen.data.sources import resolve_files
 from sharpen.models.load import attach_lora
 from sharpen.records import RunFolder, atomic_folder, read_json, sha256_file
 from sharpen.render import Renderer, hermes_template
@@ -33,7 +33,7 @@ def open_folder(folder: Path, config: RunConfig) -> None:
         return
     hashes = {}
     for source in config.train_data.split(","):
-        for path in resolve(source):
+        for path in resolve_files(source):
             hashes[path.name] = sha256_file(path)
     RunFolder(folder, config, hashes)
     _check_disk(folder, config)
@@ -41,13 +41,13 @@ def open_folder(folder: Path, config: RunConfig) -> None:
 
 def _check_disk(folder: Path, config: RunConfig) -> None:
     """Refuse before the first step what would fill the disk at a later one."""
-    from sharpen.models.estimate import shape_of
+    from sharpen.models.estimate import read_shape
     from sharpen.models.find import find_model
 
     base = find_model(config.base_model)
     if not (base / "config.json").is_file():
         return
-    shape = shape_of(read_json(base / "config.json"), str(base))
+    shape = read_shape(read_json(base / "config.json"), str(base))
     if config.full:
         parameters = shape.parameters()
     else:

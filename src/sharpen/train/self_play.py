@@ -32,7 +32,7 @@ from sharpen.types import (
     Trajectory,
 )
 from sharpen.world.episode import World, shipped_world
-from sharpen.world.state import seeded
+from sharpen.world.state import seeded_rng
 
 PROPOSE = "propose"  # the kind of a proposer's tasks
 _OFFERED_TOOLS = 6
@@ -114,7 +114,7 @@ class SelfPlay:
 
     def _prompt(self, number: int) -> Task:
         """The proposer's task of this number; it follows from the seed."""
-        rng = seeded("propose", self.seed, number)
+        rng = seeded_rng("propose", self.seed, number)
         name = f"propose-{self.seed}-{number}"
         if number % 2 == 0:
             prompt = _PROGRAM_PROMPT

@@ -10,7 +10,7 @@ from sharpen.types import Json
 from sharpen.world.domain import Domain, Tool
 from sharpen.world.episode import Episode, Faults, World
 from sharpen.world.phrases import fill, slots
-from sharpen.world.state import seeded
+from sharpen.world.state import seeded_rng
 
 _EXAMPLES = 2
 _MAX_SEEDS = 20  # episodes tried for the examples
@@ -57,7 +57,7 @@ def _make_examples(domain: Domain, tool: Tool) -> list[Json]:
     for seed in range(_MAX_SEEDS):
         phrasing = phrasings[len(examples) % len(phrasings)]
         episode = Episode([domain], seed, "train", Faults())
-        call = episode.sample(tool, seeded(tool.name, seed), slots(phrasing))
+        call = episode.sample(tool, seeded_rng(tool.name, seed), slots(phrasing))
         if call is not None:
             request = fill(phrasing, call.arguments)
             result = episode.call(call)

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from sharpen.tools import complaints
+from sharpen.tools import argument_problems
 from sharpen.types import Json, SharpenError, ToolCall
 from sharpen.world.domain import Domain, Tool, load_domain
 from sharpen.world.expressions import ToolFailure
 from sharpen.world.fields import TODAY, Family, plain
 from sharpen.world.operations import Call
 from sharpen.world.sampling import Sampler
-from sharpen.world.state import Entity, Tables, base_rows, diff, seeded
+from sharpen.world.state import Entity, Tables, base_rows, diff, seeded_rng
 
 DOMAINS = Path(__file__).parent / "domains"
 FAULTS = {
@@ -52,7 +52,7 @@ class Faults:
             return self.at[number]
         if not (self.timeout or self.rate_limit):
             return ""
-        drawn = seeded("fault", self.seed, number).random()
+        drawn = seeded_rng("fault", self.seed, number).random()
         if drawn < self.timeout:
             return "timeout"
         if drawn < self.timeout + self.rate_limit:
@@ -156,7 +156,7 @@ class Episode:
         tool = self.tool(call.name)
         if tool is None or (offered is not None and call.name not in offered):
             return error_result("unknown_tool", f"there is no tool {call.name!r}")
-        problems = complaints(tool.validator, call.arguments)
+        problems = argument_problems(tool.validator, call.arguments)
         if problems:
             problems.append(f"parameters: {', '.join(tool.params) or 'none'}")
             return error_result("invalid_argument", "; ".join(problems))

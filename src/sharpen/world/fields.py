@@ -168,7 +168,7 @@ def shared_pools() -> dict[str, tuple[str, ...]]:
 
 
 @lru_cache(maxsize=4096)
-def part(values: tuple[str, ...], family: Family) -> tuple[str, ...]:
+def family_share(values: tuple[str, ...], family: Family) -> tuple[str, ...]:
     """Returns the family's share of a pool."""
     positions = _POOL_POSITIONS[family]
     return tuple(value for i, value in enumerate(values) if i % 5 in positions)
@@ -234,7 +234,7 @@ class Drawing:
             case "text" if isinstance(spec, str):
                 return self._template_source(spec)
             case "text":
-                return self._pick_from(part(spec, self.family))
+                return self._pick_from(family_share(spec, self.family))
             case "choice":
                 return self._pick_from(spec)
             case "int" | "number" | "money":
@@ -286,7 +286,7 @@ class Drawing:
             if not is_pool:
                 pieces.append(repr(piece))
             elif piece in self.pools:
-                pieces.append(self._pick_from(part(self.pools[piece], self.family)))
+                pieces.append(self._pick_from(family_share(self.pools[piece], self.family)))
             else:
                 raise ValueError(f"no pool {piece!r}")
         return " + ".join(pieces)
@@ -316,7 +316,7 @@ def value_schema(field: Field) -> Json:
         schema["minimum"] = 1 if is_count_from_one else 0
     if field.format:
         schema["format"] = field.format
-    schema["description"] = sentence(field.about)
+    schema["description"] = capitalize(field.about)
     return schema
 
 
@@ -331,6 +331,6 @@ def plain(number: float) -> float | int:
     return int(number) if number == int(number) else number
 
 
-def sentence(text: str) -> str:
+def capitalize(text: str) -> str:
     """Returns a text with a capital first letter."""
     return text[:1].upper() + text[1:]

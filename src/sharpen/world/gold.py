@@ -23,7 +23,7 @@ from sharpen.world.state import diff
 
 MAX_CALLS = 16
 # Decision → an answer in words that takes it.
-SAID = {
+DECISION_TEXTS = {
     "decline": "I cannot do that: none of the tools on offer fits.",
     "answer": "In words only: one of the tools on offer would do that, and nothing was changed.",
 }
@@ -85,7 +85,7 @@ class CallExecutor:
         return Message("tool", compact_json(result), name=call.name, tool_call_id=call.id)
 
 
-def start(world: World, where: str, gold: Json) -> Episode:
+def start_episode(world: World, where: str, gold: Json) -> Episode:
     """Start the episode that a task's gold describes; `where` names the task in errors."""
     try:
         fault_settings = dict(gold.get("faults") or {})
@@ -147,7 +147,7 @@ def _execute_gold(world: World, where: str, gold_text: str, instruction: str) ->
     shows that it was found out.
     """
     gold = json.loads(gold_text)
-    episode = start(world, where, gold | {"faults": {}})
+    episode = start_episode(world, where, gold | {"faults": {}})
     steps: list[tuple[Executed, bool]] = []  # with whether the state stayed the same
     for call in gold_calls(Task(where, instruction, gold=gold)):
         before = episode.changes()
@@ -190,10 +190,12 @@ def gold_trajectory(task: Task, world: World | None = None) -> Trajectory | None
     """
     calls = gold_calls(task)
     if task.gold.get("match") == "allowed":
-        calls = [ToolCall(call.name, example(call.arguments)) for call in calls]
+        calls = [ToolCall(call.name, first_allowed(call.arguments)) for call in calls]
     turns: list[Turn] = []
     if calls and "categories" in task.gold:
-        turns += _execute_in_turns(start(world or shipped_world(), task.id, task.gold), calls)
+        turns += _execute_in_turns(
+            start_episode(world or shipped_world(), task.id, task.gold), calls
+        )
     elif calls:
         turns.append(Turn(Message("assistant", tool_calls=tuple(calls))))
     answer = _gold_answer(task, world)
@@ -226,7 +228,7 @@ def _gold_answer(task: Task, world: World | None = None) -> str:
     if gold.get("answer"):
         return str(gold["answer"])
     default_decision = "decline" if gold.get("calls") == [] else ""
-    return SAID.get(gold.get("decision", default_decision), "")
+    return DECISION_TEXTS.get(gold.get("decision", default_decision), "")
 
 
 def _gold_question(gold: Json, world: World | None) -> str:
@@ -238,18 +240,18 @@ def _gold_question(gold: Json, world: World | None) -> str:
     return " ".join(missing_question(tool, name) for name in missing)
 
 
-def example(allowed: Any) -> Any:
+def first_allowed(allowed: Any) -> Any:
     """Returns arguments with the first value of every list of allowed values.
 
     An empty text among the allowed values means that the argument may be left out.
     """
     if isinstance(allowed, list):
-        return [example(value) for value in allowed]
+        return [first_allowed(value) for value in allowed]
     if not isinstance(allowed, dict):
         return allowed
     arguments: Json = {}
     for name, values in allowed.items():
         value = next((value for value in values if value != ""), "")
         if value != "":
-            arguments[name] = example(value)
+            arguments[name] = first_allowed(value)
     return arguments

@@ -32,15 +32,15 @@ def fill(template: str, *sources: Mapping[str, Any]) -> str:
         try:
             value = next(source[root] for source in sources if root in source)
             for step in steps:
-                value = go(value, step)
+                value = follow_step(value, step)
         except (StopIteration, LookupError, TypeError):
             raise SharpenError(f"nothing for {{{match[1]}}} in {template!r}") from None
-        return spoken(value)
+        return speak_value(value)
 
     return SLOT.sub(fill_slot, template)
 
 
-def go(value: Any, step: str) -> Any:
+def follow_step(value: Any, step: str) -> Any:
     """Go one step into a value: a key of an object, an index or `*` of a list.
 
     A key after `*` gives that key of every item.
@@ -54,17 +54,17 @@ def go(value: Any, step: str) -> Any:
     return [item[step] for item in value]
 
 
-def spoken(value: Any) -> str:
+def speak_value(value: Any) -> str:
     """Returns a value as people write it: `a, b and c`, 390 for 390.0, no underscores."""
     if value is None:
         return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        *first, last = [spoken(item) for item in value] or ["none"]
+        *first, last = [speak_value(item) for item in value] or ["none"]
         return f"{', '.join(first)} and {last}" if first else last
     if isinstance(value, dict):
-        pairs = [f"{key.replace('_', ' ')} {spoken(inner)}" for key, inner in value.items()]
+        pairs = [f"{key.replace('_', ' ')} {speak_value(inner)}" for key, inner in value.items()]
         return ", ".join(pairs)
     if isinstance(value, float) and value == int(value):
         return str(int(value))

@@ -140,7 +140,7 @@ class Scope(dict[str, Any]):
 # Rows at the start --------------------------------------------------------------------------------
 
 
-def seeded(*parts: object) -> random.Random:
+def seeded_rng(*parts: object) -> random.Random:
     """Returns a random generator whose seed is the text of all parts."""
     return random.Random("|".join(map(str, parts)))
 
@@ -148,7 +148,7 @@ def seeded(*parts: object) -> random.Random:
 @lru_cache(maxsize=8192)
 def _base_keys(entities: Entities, family: Family, seed: int, name: str) -> tuple[str, ...]:
     entity = entities[name]
-    rng = seeded(entity.table, family, seed, "keys")
+    rng = seeded_rng(entity.table, family, seed, "keys")
     draw_key = entities.get_drawer(entity.fields[entity.key], family)
     keys: dict[str, None] = {}  # a set that keeps its order
     while len(keys) < entity.rows:
@@ -161,7 +161,7 @@ def base_rows(entities: Entities, family: Family, seed: int, name: str) -> dict[
     """Returns an entity's rows at the start of an episode. They are shared: never change them."""
     entity = entities[name]
     today = {"today": str(TODAY[family])}
-    rng = seeded(entity.table, family, seed)
+    rng = seeded_rng(entity.table, family, seed)
     get_keys = partial(_base_keys, entities, family, seed)
 
     def find(other: str, key: str) -> Json:

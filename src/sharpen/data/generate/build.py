@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sharpen import records
-from sharpen.data.generate.draw import File, Row, RowJob, draw_rows
+from sharpen.data.generate.draw import BuiltFile, Row, RowJob, draw_rows
 from sharpen.data.generate.guard import Guard
 from sharpen.data.generate.sets import Part, parts
 from sharpen.data.generate.tool_pool import split_categories
@@ -27,7 +27,7 @@ from sharpen.types import Dialog, Json, SharpenError
 from sharpen.world.cards import card_row
 from sharpen.world.episode import World, shipped_world
 from sharpen.world.fields import Family
-from sharpen.world.state import seeded
+from sharpen.world.state import seeded_rng
 
 _SETS = ("agent_tools", "agent_sft", "agent_benchmark")
 SPLITS: tuple[Family, ...] = ("test", "dev", "train")
@@ -47,7 +47,7 @@ class Sizes:
     extended: int = 2000  # further test tasks per part of the benchmark
 
 
-USUAL = Sizes()
+DEFAULT_SIZES = Sizes()
 _RunJobs = Callable[[list[RowJob]], Iterator[list[Row | None]]]
 
 
@@ -55,7 +55,11 @@ _RunJobs = Callable[[list[RowJob]], Iterator[list[Row | None]]]
 
 
 def build_data(
-    out: Path, seed: int = 0, sizes: Sizes = USUAL, workers: int = 0, world: World | None = None
+    out: Path,
+    seed: int = 0,
+    sizes: Sizes = DEFAULT_SIZES,
+    workers: int = 0,
+    world: World | None = None,
 ) -> Json:
     """Build the three sets below `out` and return the manifest.
 
@@ -72,7 +76,7 @@ def build_data(
     guard = Guard()
     total = sum(sum(file.quotas.values()) for file in files)
     with (
-        workers_of(workers, tool_world) as run_jobs,
+        start_workers(workers, tool_world) as run_jobs,
         progress("building", total) as advance,
     ):
         for file in files:
@@ -121,7 +125,7 @@ def _held_out_categories(world: World) -> dict[str, list[str]]:
 # Which files, and which quotas
 
 
-def plan_files(sizes: Sizes) -> list[File]:
+def plan_files(sizes: Sizes) -> list[BuiltFile]:
     """Returns the files to build, in order, each with its quotas by kind."""
     files = []
     for split in SPLITS:
@@ -134,19 +138,19 @@ def plan_files(sizes: Sizes) -> list[File]:
     return files
 
 
-def _plan_file(part_name: str, part: Part, split: Family, stem: str, count: int) -> File:
+def _plan_file(part_name: str, part: Part, split: Family, stem: str, count: int) -> BuiltFile:
     """Returns one file with `count` rows, divided by the shares of the part's kinds."""
     shares = {kind_name: kind.share for kind_name, kind in part.kinds.items()}
-    return File(
+    return BuiltFile(
         path=f"{part.folder}/{stem}.jsonl",
         split=split,
-        quotas=portions(count, shares),
+        quotas=divide_by_shares(count, shares),
         part=part_name,
         extended=stem == "extended",
     )
 
 
-def portions(total: int, shares: dict[str, float]) -> dict[str, int]:
+def divide_by_shares(total: int, shares: dict[str, float]) -> dict[str, int]:
     """Divide `total` by shares; the largest remainders are rounded up."""
     sum_of_shares = sum(shares.values())
     exact = {name: total * share / sum_of_shares for name, share in shares.items()}
@@ -162,7 +166,7 @@ def portions(total: int, shares: dict[str, float]) -> dict[str, int]:
 
 
 def fill_file(
-    file: File, seed: int, guard: Guard, run_jobs: _RunJobs, advance: Advance
+    file: BuiltFile, seed: int, guard: Guard, run_jobs: _RunJobs, advance: Advance
 ) -> list[Row]:
     """Draw the rows of a file until every quota is met; returns them shuffled, with their ids."""
     rows: list[Row] = []
@@ -174,13 +178,13 @@ def fill_file(
                 "drawn; ask for fewer rows"
             )
         rows += kind_rows
-    seeded("order", seed, file.path).shuffle(rows)
+    seeded_rng("order", seed, file.path).shuffle(rows)
     name = file.path.removesuffix(".jsonl").replace("/", "-")
     return [replace(row, id=f"{name}-{number:05d}") for number, row in enumerate(rows, 1)]
 
 
 def _fill_quota(
-    file: File,
+    file: BuiltFile,
     kind: str,
     quota: int,
     seed: int,
@@ -215,7 +219,7 @@ def _fill_quota(
 
 
 def _draw_wave(
-    file: File, kind: str, seed: int, numbers: range, run_jobs: _RunJobs
+    file: BuiltFile, kind: str, seed: int, numbers: range, run_jobs: _RunJobs
 ) -> Iterator[Row]:
     """Draw the rows of these numbers, in order, without those whose draw failed."""
     jobs = []
@@ -228,7 +232,7 @@ def _draw_wave(
 
 
 @contextmanager
-def workers_of(count: int, world: World) -> Iterator[_RunJobs]:
+def start_workers(count: int, world: World) -> Iterator[_RunJobs]:
     """Yields a function that runs jobs in `count` processes, 0 for up to four.
 
     The processes are copies of this one, made before it starts threads. Where such copies cannot
@@ -278,7 +282,7 @@ def write_sets(out: Path, rows: dict[str, list[Json]], origin: Json) -> Json:
                     records.write_jsonl(folder / path.removeprefix(f"{name}/"), file_rows)
         for path, digest in records.sha256_folder(out / name).items():
             digests[f"{name}/{path}"] = digest
-    manifest: Json = {"sharpen": records.version("sharpen")}
+    manifest: Json = {"sharpen": records.package_version("sharpen")}
     manifest |= origin
     manifest["rows"] = {path: len(file_rows) for path, file_rows in rows.items()}
     manifest["files"] = digests

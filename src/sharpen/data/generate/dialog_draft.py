@@ -24,7 +24,7 @@ from sharpen.data.generate.tool_pool import (  # noqa: F401
 from sharpen.types import Json, Message, ToolCall
 from sharpen.world.domain import Domain, Tool
 from sharpen.world.episode import FAULTS, Episode
-from sharpen.world.fields import sentence
+from sharpen.world.fields import capitalize
 from sharpen.world.phrases import fill, slots
 
 NO_MISTAKE = -1
@@ -80,11 +80,11 @@ class DialogDraft:
 
     def add_user(self, text: str) -> None:
         """Append a message of the user."""
-        self.messages.append(Message("user", sentence(text)))
+        self.messages.append(Message("user", capitalize(text)))
 
     def add_assistant(self, text: str) -> None:
         """Append a message of the assistant that calls no tool."""
-        self.messages.append(Message("assistant", sentence(text)))
+        self.messages.append(Message("assistant", capitalize(text)))
 
     def draw_frame(self, name: str) -> Any:
         """Draw one of the split's phrases of this name from `frames.yaml`."""
@@ -92,7 +92,7 @@ class DialogDraft:
 
     def sample_call(self, phrase: str, outcome: str = "ok") -> ToolCall:
         """Draw a call of the tool that sets what the phrase mentions and has this outcome."""
-        mentioned = using(self.tool, phrase)
+        mentioned = mentioned_parameters(self.tool, phrase)
         return require_draw(self.episode.sample(self.tool, self.rng, mentioned, outcome))
 
     def request_call(self, phrase: str, outcome: str = "ok") -> ToolCall:
@@ -154,7 +154,7 @@ class DialogDraft:
         self.add_assistant(" ".join(sentences))
 
 
-def using(tool: Tool, phrase: str) -> list[str]:
+def mentioned_parameters(tool: Tool, phrase: str) -> list[str]:
     """Returns the tool's parameters that a phrase mentions."""
     return [name for name in slots(phrase) if name in tool.params]
 

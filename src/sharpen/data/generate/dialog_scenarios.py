@@ -21,7 +21,7 @@ from sharpen.data.generate.sets import frames
 from sharpen.types import ToolCall
 from sharpen.world.domain import Tool
 from sharpen.world.episode import outcome_of
-from sharpen.world.phrases import fill, missing_question, slots, spoken
+from sharpen.world.phrases import fill, missing_question, slots, speak_value
 
 _NO_CALL_SHARE = 0.6  # of the dialogs whose main request needs no call: none is made later either
 _ACT_AFTERWARDS_SHARE = 0.5  # of the others: the user then asks for the call
@@ -69,7 +69,7 @@ def _request_with_wrong_key(draft: DialogDraft) -> None:
     draft.execute_calls([wrong_call])
     draft.execute_calls([listing_call], content=f"There is no {missing_row}; I look for it.")
     draft.add_assistant(
-        f"I found no {missing_row}. There are {spoken(keys)}. Which one do you mean?"
+        f"I found no {missing_row}. There are {speak_value(keys)}. Which one do you mean?"
     )
     draft.add_user(draft.draw_frame("confirm").format(key=right_call.arguments[key_name]))
     draft.execute_and_report(right_call)
@@ -142,7 +142,7 @@ def _request_with_missing_value(draft: DialogDraft) -> None:
     answers = []
     for name in names:
         about = tool.params[name].field.about
-        answers.append(frame.format(about=about, value=spoken(call.arguments[name])))
+        answers.append(frame.format(about=about, value=speak_value(call.arguments[name])))
     draft.add_user("; ".join(answers) + ".")
     draft.execute_and_report(call)
 
@@ -166,7 +166,7 @@ def explain_tool(draft: DialogDraft) -> ToolCall:
     draft.add_user(draft.draw_frame("explain").format(goal=goal))
     about = tool.operation.about
     purpose = about[:1].lower() + about[1:-1]
-    values = spoken(call.arguments) or "nothing"
+    values = speak_value(call.arguments) or "nothing"
     draft.add_assistant(
         f"With {tool.name}: {purpose}. I would pass {values}; nothing has been done yet."
     )

@@ -22,7 +22,7 @@ from sharpen.types import Dialog, Json, Task, ToolSpec
 from sharpen.world.domain import Tool
 from sharpen.world.episode import FAULTS, Faults, World, shipped_world
 from sharpen.world.fields import Family
-from sharpen.world.state import seeded
+from sharpen.world.state import seeded_rng
 
 _DIFFICULTIES = ("easy", "medium", "hard")  # by level
 
@@ -30,7 +30,7 @@ Row = Dialog | Task
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class BuiltFile:
     """One file to build, and how many rows of each kind of its part it takes."""
 
     path: str
@@ -44,7 +44,7 @@ class File:
 class RowJob:
     """Rows of one kind to be drawn for a file, by their numbers."""
 
-    file: File
+    file: BuiltFile
     kind: str
     seed: int
     numbers: range
@@ -90,7 +90,7 @@ def _draw_row(
     pool: ToolPool, part: str, kind_name: str, seed: int | str, number: int
 ) -> Row | None:
     """Draw the row of this kind and number, or None if its scenario leads nowhere."""
-    rng = seeded(part, seed, pool.split, kind_name, number)
+    rng = seeded_rng(part, seed, pool.split, kind_name, number)
     plan = _plan_row(pool, part, kind_name, number, rng)
     draft = _start_draft(pool, plan, rng)
     try:
@@ -111,7 +111,9 @@ def _plan_row(
     """Decide which request the row is about, at which level, and what goes wrong."""
     kind = parts()[part].kinds[kind_name]
     # every kind starts at another request; tasks also differ by part
-    start = seeded("start", kind_name) if kind.is_dialog else seeded("start", part, kind_name)
+    start = (
+        seeded_rng("start", kind_name) if kind.is_dialog else seeded_rng("start", part, kind_name)
+    )
     request_number = start.randrange(1 << 20) + number
     tool, phrasing = pool.pick_request(request_number, kind.must_write)
     faults = {}

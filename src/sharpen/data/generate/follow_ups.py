@@ -16,7 +16,7 @@ from sharpen.data.generate.dialog_scenarios import (
 )
 from sharpen.types import Json
 from sharpen.world.domain import Tool
-from sharpen.world.phrases import spoken
+from sharpen.world.phrases import speak_value
 
 _MIN_MESSAGES = 6
 _MAX_MESSAGES = 12
@@ -108,7 +108,7 @@ def ask_for_reported_value(draft: DialogDraft) -> None:
     description, value = draft.rng.choice(require_draw(described_values))
     about = description[:1].lower() + description[1:]
     draft.add_user(draft.draw_frame("recall").format(about=about))
-    draft.add_assistant(f"The {about} is {spoken(value)}.")
+    draft.add_assistant(f"The {about} is {speak_value(value)}.")
 
 
 def ask_for_calculation(draft: DialogDraft) -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from sharpen.data.overlap import MAX_OVERLAP, perhaps_near, request_of
+from sharpen.data.overlap import MAX_OVERLAP, comparable_texts, overlap_candidates
 from sharpen.types import Dialog, Task
 from sharpen.world.fields import Family
 
@@ -30,7 +30,7 @@ class Guard:
 
         With `values_count`, requests of one file may differ in their values alone.
         """
-        request, masked_request, words, word_runs = request_of(row)
+        request, masked_request, words, word_runs = comparable_texts(row)
         request_in_file = request if values_count else masked_request
         if not words or (file, request_in_file) in self._requests:
             return False
@@ -53,7 +53,7 @@ class Guard:
         for other_split, rows_with in self._rows_with.items():
             if other_split == split:
                 continue
-            for other_words in perhaps_near(words, rows_with, MAX_OVERLAP):
+            for other_words in overlap_candidates(words, rows_with, MAX_OVERLAP):
                 if len(words & other_words) > MAX_OVERLAP * len(words | other_words):
                     return True
         return False

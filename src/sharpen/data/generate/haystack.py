@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from sharpen.data.generate.sets import frames
 from sharpen.types import Json, SharpenError
 from sharpen.world.fields import shared_pools
-from sharpen.world.state import seeded
+from sharpen.world.state import seeded_rng
 
 DEFAULT_QUESTION = "One sentence above has nothing to do with the others. Which one is it?"
 
@@ -62,7 +62,7 @@ def needle_in_haystack(
 
 def _sentences(needle: str, filler: Sequence[str], seed: int) -> Iterator[str]:
     """Yield sentences to hide the needle among, without end."""
-    rng = seeded("haystack", seed, needle)
+    rng = seeded_rng("haystack", seed, needle)
     pools = shared_pools()
     while filler:
         yield rng.choice(filler)

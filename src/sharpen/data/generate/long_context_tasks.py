@@ -9,7 +9,7 @@ from dataclasses import replace
 from sharpen.data.generate.haystack import needle_in_haystack
 from sharpen.data.importers.common import FORMATS
 from sharpen.types import Task
-from sharpen.world.state import seeded
+from sharpen.world.state import seeded_rng
 
 _QUESTION = "What is the pass phrase of today?"
 _DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -19,7 +19,7 @@ _PLACES = 20  # keys that are asked for, from the first to the last
 def kv_tasks(keys: int) -> Iterator[Task]:
     """Yields questions for keys at twenty places of a JSON object with `keys` keys."""
     for number in range(_PLACES):
-        rng = seeded("kv", keys, number)
+        rng = seeded_rng("kv", keys, number)
         pairs = [[f"{rng.getrandbits(64):016x}" for _ in range(2)] for _ in range(keys)]
         key, value = pairs[number * (keys - 1) // (_PLACES - 1)]
         row = {"ordered_kv_records": pairs, "key": key, "value": value}
@@ -31,7 +31,7 @@ def needle_tasks(longest: int) -> Iterator[Task]:
     for quarter in range(1, 5):
         length = longest * quarter // 4
         for depth in _DEPTHS:
-            word = f"{seeded('needle', length, depth).getrandbits(32):08x}"
+            word = f"{seeded_rng('needle', length, depth).getrandbits(32):08x}"
             needle = f"The pass phrase of today is {word}."
             row = needle_in_haystack(length, needle, depth, _QUESTION, word, seed=longest)
             yield Task(

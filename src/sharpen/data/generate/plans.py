@@ -14,11 +14,16 @@ from dataclasses import dataclass, replace
 from itertools import islice, permutations
 from typing import Any
 
-from sharpen.data.generate.dialog_draft import DialogDraft, DrawFailed, require_draw, using
+from sharpen.data.generate.dialog_draft import (
+    DialogDraft,
+    DrawFailed,
+    mentioned_parameters,
+    require_draw,
+)
 from sharpen.types import Json, ToolCall
 from sharpen.world.domain import Domain, Tool
 from sharpen.world.episode import Episode, outcome_of
-from sharpen.world.phrases import fill, go
+from sharpen.world.phrases import fill, follow_step
 
 _TOOLS_TRIED = 14  # per step
 _CALLS_TRIED = 4  # per tool, if the step takes something from an earlier one
@@ -115,7 +120,7 @@ def _draw_step(
         with suppress(DrawFailed):
             links = _link_parameters(tool, parent_handles, rng)
             linked_values = {name: handle.key for name, handle in links.items()}
-            mentioned = using(tool, tool.operation.goal)
+            mentioned = mentioned_parameters(tool, tool.operation.goal)
             for _ in range(_CALLS_TRIED if links else 1):
                 call = require_draw(episode.sample(tool, rng, mentioned))
                 call = replace(call, arguments=call.arguments | linked_values)
@@ -129,7 +134,7 @@ def _link_parameters(
     tool: Tool, parent_handles: list[list[_Handle]], rng: random.Random
 ) -> dict[str, _Handle]:
     """Choose for every parent one of its handles and a parameter that takes it."""
-    mentioned = using(tool, tool.operation.goal)
+    mentioned = mentioned_parameters(tool, tool.operation.goal)
     entity_of = {}
     for name, entity in tool.takes.items():
         if name in mentioned and not tool.params[name].many:
@@ -179,7 +184,7 @@ def value_at(value: Any, path: Sequence[str]) -> Any:
     """Returns the value at a path into lists and objects, or None if there is none."""
     try:
         for key in path:
-            value = go(value, key)
+            value = follow_step(value, key)
     except (LookupError, TypeError):
         return None
     return value
@@ -252,7 +257,7 @@ def _is_ambiguous(handle: _Handle, steps_between: Sequence[Step]) -> bool:
     return bool(steps_between) and bool(_PRONOUN.search(handle.short_phrase))
 
 
-def written(*calls: ToolCall) -> list[Json]:
+def calls_to_json(*calls: ToolCall) -> list[Json]:
     """Returns the calls as a task's gold answer holds them."""
     return [{"name": call.name, "arguments": call.arguments} for call in calls]
 
@@ -270,4 +275,4 @@ def plan_to_gold(steps: Sequence[Step]) -> Json:
         rows.append({"id": f"s{number}", "tool": step.tool.name, "arguments": arguments})
     edges = [[f"s{before + 1}", f"s{after + 1}"] for before, after in _edges(steps)]
     calls = [step.call for step in steps]
-    return {"steps": rows, "edges": edges, "calls": written(*calls)}
+    return {"steps": rows, "edges": edges, "calls": calls_to_json(*calls)}

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from sharpen.envs.perturb import Names, fields_of
+from sharpen.envs.perturb import Names, number_parameters
 from sharpen.rewards.calls import call_problems
 from sharpen.types import (
     Dialog,
@@ -136,12 +136,12 @@ def mask_functions(dialog: Dialog, seed: int = 0) -> Dialog:
     parameter_names = {}
     for number, tool in enumerate(dialog.tools):
         masked_names[tool.name] = f"func_{rng.randrange(16**4):04x}_{number}"
-        parameter_names[tool.name] = fields_of(tool)
+        parameter_names[tool.name] = number_parameters(tool)
     names = Names(masked_names, parameter_names)
 
     messages = []
     for message in dialog.messages:
-        messages.append(message if message.role == "user" else names.outward(message))
+        messages.append(message if message.role == "user" else names.show_message(message))
     metadata: Json = dialog.metadata | {"masked": True}
     targets = metadata.get("target_tools")
     if isinstance(targets, list):

@@ -8,7 +8,7 @@ from typing import Any
 
 from sharpen.data.generate.sets import frames
 from sharpen.types import Json, ToolCall, ToolSpec
-from sharpen.world.fields import TODAY, Family, part, shared_pools
+from sharpen.world.fields import TODAY, Family, family_share, shared_pools
 
 _OPTIONAL_SHARE = 0.3  # of the optional parameters are set
 _MAX_ITEMS = 3
@@ -99,7 +99,7 @@ def _draw_text(name: str, text_format: str, split: Family, rng: random.Random) -
         return f"{name[:2].upper()}-{rng.randrange(1000, 9999)}"
     pool_name = _find_pool(name, text_format)
     if pool_name:
-        return rng.choice(part(shared_pools()[pool_name], split))
+        return rng.choice(family_share(shared_pools()[pool_name], split))
     return rng.choice(frames(split)["own_words"])
 
 

@@ -10,7 +10,7 @@ import random
 from typing import Literal
 
 from sharpen.config import read_yaml
-from sharpen.data.generate.plans import written
+from sharpen.data.generate.plans import calls_to_json
 from sharpen.data.generate.sets import HERE
 from sharpen.types import Dialog, Json, Message, Task, ToolCall, ToolSpec
 
@@ -71,5 +71,5 @@ def _draw_values(tool: Json, split: str, rng: random.Random) -> Json:
 def starter_task(dialog: Dialog) -> Task:
     """Returns the dialog's request as a task with its call as gold."""
     request, answer = dialog.messages
-    gold = {"calls": written(*answer.tool_calls)}
+    gold = {"calls": calls_to_json(*answer.tool_calls)}
     return Task(dialog.id, request.content, dialog.tools, gold, kind="calls")

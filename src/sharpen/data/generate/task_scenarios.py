@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from sharpen.data.generate.dialog_draft import (
     DialogDraft,
+    mentioned_parameters,
     missing_parameters,
     require_draw,
-    using,
 )
 from sharpen.data.generate.dialog_scenarios import explain_tool, request_single_call
 from sharpen.data.generate.follow_ups import ask_for_calculation, ask_for_reported_value
-from sharpen.data.generate.plans import draw_plan, plan_to_gold, request_plan, written
+from sharpen.data.generate.plans import calls_to_json, draw_plan, plan_to_gold, request_plan
 from sharpen.data.generate.scenarios import scenario
 from sharpen.world.domain import Tool
 from sharpen.world.episode import FAULTS
@@ -27,7 +27,7 @@ _HARD_LEVEL = 2
 def _select_tool(draft: DialogDraft) -> None:
     """Selection: one request; gold is the tool and the call."""
     call = draft.request_call(draft.phrasing)
-    draft.gold = {"tools": [draft.tool.name], "calls": written(call)}
+    draft.gold = {"tools": [draft.tool.name], "calls": calls_to_json(call)}
 
 
 @scenario("plan_steps")
@@ -45,7 +45,7 @@ def _reach_state(draft: DialogDraft) -> None:
         _select_tool(draft)
         return
     steps = draw_plan(draft)
-    draft.gold = {"calls": written(*(step.call for step in steps))}
+    draft.gold = {"calls": calls_to_json(*(step.call for step in steps))}
     if draft.level == _HARD_LEVEL:
         call_number = str(draft.rng.randrange(len(steps)))
         fault = draft.rng.choice(list(FAULTS))
@@ -77,7 +77,7 @@ def _decide_to_ask(draft: DialogDraft) -> None:
 def _keys_in_goal(tool: Tool) -> list[str]:
     """Returns the required parameters in the tool's goal that take one key."""
     names = []
-    for name in using(tool, tool.operation.goal):
+    for name in mentioned_parameters(tool, tool.operation.goal):
         if name in tool.required and name in tool.takes and not tool.params[name].many:
             names.append(name)
     return names

@@ -15,7 +15,7 @@ from sharpen.types import SharpenError
 from sharpen.world.domain import Tool
 from sharpen.world.episode import World
 from sharpen.world.fields import Family
-from sharpen.world.state import seeded
+from sharpen.world.state import seeded_rng
 
 _HELD_OUT_SHARES: dict[Family, float] = {"test": 0.10, "dev": 0.06}
 _MIN_CATEGORIES = 3  # one per split
@@ -48,7 +48,7 @@ class ToolPool:
         split_of = split_categories(world.categories)
         categories = [name for name in world.categories if split_of[name] == split]
         self.tools = list(world.tools(categories))
-        seeded("shelf", seed, split).shuffle(self.tools)
+        seeded_rng("shelf", seed, split).shuffle(self.tools)
 
     def pick_request(self, number: int, must_write: bool = False) -> tuple[Tool, str]:
         """Returns the tool and the phrasing of the request with this number.
@@ -60,7 +60,7 @@ class ToolPool:
             tools = [tool for tool in tools if not tool.read_only]
         tool = tools[number % len(tools)]
         phrasings = tool.operation.ask
-        first = seeded("ask", tool.name).randrange(len(phrasings))
+        first = seeded_rng("ask", tool.name).randrange(len(phrasings))
         return tool, phrasings[(first + number // len(tools)) % len(phrasings)]
 
     def draw_candidates(

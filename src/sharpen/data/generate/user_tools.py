@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sharpen.data.generate.build import SPLITS, portions, refuse_foreign, write_sets
+from sharpen.data.generate.build import SPLITS, divide_by_shares, refuse_foreign, write_sets
 from sharpen.data.generate.openapi import openapi_tools
-from sharpen.data.generate.plans import written
+from sharpen.data.generate.plans import calls_to_json
 from sharpen.data.generate.policy_samples import ask_policy
 from sharpen.data.generate.schema_values import draw_call
 from sharpen.data.generate.sets import frames, parts
@@ -25,9 +25,9 @@ from sharpen.records import sha256_file
 from sharpen.rows import dialog_to_row, task_to_row, tool_to_wire
 from sharpen.tools import ToolResult, check_call, load_tools
 from sharpen.types import Dialog, Json, Message, Policy, SharpenError, Task, ToolCall, ToolSpec
-from sharpen.world.fields import Family, sentence
-from sharpen.world.phrases import spoken
-from sharpen.world.state import seeded
+from sharpen.world.fields import Family, capitalize
+from sharpen.world.phrases import speak_value
+from sharpen.world.state import seeded_rng
 
 _ROWS_PER_TOOL = 40
 _CANDIDATES = 5  # tools on offer
@@ -50,7 +50,7 @@ class _UserTool:
 # The build
 
 
-def build_own(
+def build_for_tools(
     path: Path, out: Path, seed: int = 0, rows: int | None = None, policy: Policy | None = None
 ) -> Json:
     """Build the three sets over a file of tools and return the manifest.
@@ -105,7 +105,7 @@ def _load_user_tools(path: Path) -> list[_UserTool]:
 
 def _why_unusable(tool: _UserTool, seed: int) -> str:
     """Returns why no drawn call fits the schema and succeeds; empty if one does."""
-    rng = seeded("own", seed, tool.spec.name)
+    rng = seeded_rng("own", seed, tool.spec.name)
     problem = ""
     for _ in range(_TRIES):
         _, problem = _make_call(tool, draw_call(tool.spec, "train", rng))
@@ -148,10 +148,10 @@ class _RowMaker:
         if len(self._tools) == 1:
             shares["decline"] = 0.0  # without another tool there is nothing to offer
         rows: list[tuple[Dialog, Task]] = []
-        for kind, quota in portions(count, shares).items():
-            rng = seeded("own", seed, split, kind)
+        for kind, quota in divide_by_shares(count, shares).items():
+            rng = seeded_rng("own", seed, split, kind)
             rows += self._draw_rows(kind, split, quota, rng)
-        seeded("order", seed, split).shuffle(rows)
+        seeded_rng("order", seed, split).shuffle(rows)
         named_rows = []
         for number, (dialog, task) in enumerate(rows, 1):
             name = f"own-{split}-{number:05d}"
@@ -194,7 +194,7 @@ class _RowMaker:
             answer, problem = _make_call(tool, call)
             gold["tools"] = [spec.name]
         if kind == "call":
-            gold["calls"] = written(call)
+            gold["calls"] = calls_to_json(call)
         if kind == "ask":
             gold["missing"] = [missing]
             messages += _ask_for_value(spec, call, missing)
@@ -223,7 +223,7 @@ class _RowMaker:
     ) -> str:
         """Returns a request for the call that mentions all of its values but the missing one."""
         values = {name: value for name, value in call.arguments.items() if name != missing}
-        values_text = sentence(f"{spoken(values)}.") if values else ""
+        values_text = capitalize(f"{speak_value(values)}.") if values else ""
         frame = rng.choice(frames(split)["own_requests"])
         request = frame.format(task=description_to_goal(spec.description), given=values_text)
         request = " ".join(request.split())
@@ -246,7 +246,7 @@ def _ask_for_value(spec: ToolSpec, call: ToolCall, name: str) -> list[Message]:
     about = spec.parameters["properties"][name].get("description") or name
     return [
         Message("assistant", f"I still need to know: {about.rstrip('.')}."),
-        Message("user", f"{spoken(call.arguments[name])}."),
+        Message("user", f"{speak_value(call.arguments[name])}."),
     ]
 
 
@@ -265,7 +265,7 @@ def description_to_goal(description: str) -> str:
 
 def rephrase(request: str, values: Json, policy: Policy, seed: int) -> str:
     """Returns the policy's wording if it kept every value; otherwise the request as it is."""
-    value_texts = [spoken(value) for value in values.values()]
+    value_texts = [speak_value(value) for value in values.values()]
     prompt = frames("rephrase").format(values=", ".join(value_texts) or "none", text=request)
     turns = ask_policy(policy, [prompt], _REPHRASING_TOKENS, _REPHRASING_TEMPERATURE, seed)
     wording = turns[0].message.content.strip().strip('"')

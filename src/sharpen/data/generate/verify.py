@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sharpen.data.generate.plans import value_at, written
+from sharpen.data.generate.plans import calls_to_json, value_at
 from sharpen.types import Json, SharpenError, ToolCall
 from sharpen.world.episode import Episode, World, outcome_of
 
@@ -42,7 +42,7 @@ def run_gold(world: World, gold: Json, where: str) -> tuple[Episode, list[Json]]
             raise SharpenError(f"{where}: the gold call of {call.name} fails: {result}")
         results[step.get("id", "")] = result
         calls.append(call)
-    return episode, written(*calls)
+    return episode, calls_to_json(*calls)
 
 
 def resolve_reference(value: Any, results: dict[str, Json], where: str) -> Any:

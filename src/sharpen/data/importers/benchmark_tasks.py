@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.config import one_line
-from sharpen.data.importers.common import beside
+from sharpen.data.importers.common import find_side_file
 from sharpen.data.importers.intercode_databases import rows_of, scripts
 from sharpen.rewards.calls import CallReward
 from sharpen.rewards.gold_answers import exact_calls
@@ -136,7 +136,7 @@ def sqlite_task(task: Task, raw: Json, path: Path) -> Iterator[Task]:
     """The question with its tables; gold is what the reference query finds."""
     database = task.gold["database"]
     query = task.gold["sql"]
-    script_of = scripts(beside(path, "databases.sql"))
+    script_of = scripts(find_side_file(path, "databases.sql"))
     if database not in script_of:
         raise RowError(task.id, f"databases.sql has no {database!r}")
     try:

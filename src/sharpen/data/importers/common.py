@@ -104,7 +104,7 @@ def to_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def beside(path: Path, *names: str) -> Path:
+def find_side_file(path: Path, *names: str) -> Path:
     """Return a file that belongs to the rows at `path`: in the same folder or up to three above."""
     folder = (path if path.is_dir() else path.parent).resolve()
     for place in (folder, *folder.parents[:_PARENT_FOLDERS]):

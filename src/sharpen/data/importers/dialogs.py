@@ -18,7 +18,7 @@ from sharpen.data.importers.calls import call_and_result, gold_calls
 from sharpen.data.importers.chat import message_from, messages_from
 from sharpen.data.importers.common import (
     Importer,
-    beside,
+    find_side_file,
     has,
     merge_turns,
     parse_literal,
@@ -48,7 +48,7 @@ _TAU2_POLICIES = ("policy.md", "policy.txt", "main_policy.md", "main_policy.txt"
 
 def _apibank_tools(path: Path) -> ToolCatalogue:
     tools = {}
-    for record in read_file(beside(path, "all_apis.csv", "data/all_apis.csv")):
+    for record in read_file(find_side_file(path, "all_apis.csv", "data/all_apis.csv")):
         name = record.value["类名"]
         class_text = record.value["api_info"]
         signature = record.value["input_parameters"]
@@ -110,7 +110,7 @@ def apibank(turns: list[Json], where: str, tools: ToolCatalogue) -> Dialog:
 
 
 def _sgd_tools(path: Path) -> dict[str, list[ToolSpec]]:
-    services = read_json(beside(path, "schema.json"))
+    services = read_json(find_side_file(path, "schema.json"))
     tools = {}
     for service in services:
         intents = service["intents"]
@@ -168,7 +168,7 @@ def sgd(row: Json, tools_by_service: dict[str, list[ToolSpec]]) -> Dialog:
 
 
 def _star_tools(path: Path) -> ToolCatalogue:
-    folder = beside(path, "apis/apis", "apis")
+    folder = find_side_file(path, "apis/apis", "apis")
     return {file.stem: _star_tool(file.stem, read_json(file)) for file in folder.glob("*.json")}
 
 

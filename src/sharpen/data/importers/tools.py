@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sharpen.data.importers.common import beside, first_filled, parse_literal, require
+from sharpen.data.importers.common import find_side_file, first_filled, parse_literal, require
 from sharpen.data.reading import read_file
 from sharpen.types import Json, ToolSpec
 
@@ -166,7 +166,7 @@ def _tool_from(dumped_definition: bytes) -> ToolSpec:
 
 def read_tools(path: Path, *names: str) -> Iterator[ToolSpec]:
     """Yield the tools of a file beside the rows, of the first of these names that is there."""
-    for record in read_file(beside(path, *names)):
+    for record in read_file(find_side_file(path, *names)):
         tools = record.value.get("nodes", record.value)
         if isinstance(tools, dict) and all(isinstance(text, str) for text in tools.values()):
             tools = [{"name": name, "description": text} for name, text in tools.items()]

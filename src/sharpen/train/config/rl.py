@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from sharpen.envs.perturb import Way
+from sharpen.envs.perturb import PerturbationKind
 from sharpen.train.config.aliases import AliasedConfig
 from sharpen.train.config.run import RunConfig
 from sharpen.train.config.sampling import SamplingConfig
@@ -90,7 +90,7 @@ class RLRunConfig(RunConfig, SamplingConfig, AliasedConfig):
     self_play: float = Field(
         0.0, ge=0, le=1, description="Share of tasks in which the policy proposes new tasks."
     )
-    perturb: tuple[Way, ...] = Field(
+    perturb: tuple[PerturbationKind, ...] = Field(
         (), description="How the tools of training tasks are changed; empty: not at all."
     )
     perturb_share: float = Field(
