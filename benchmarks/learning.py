@@ -37,7 +37,8 @@ from sharpen.data.generate.dialog_draft import parts
 from sharpen.data.sources import read_dialogs, read_tasks
 from sharpen.envs.find import find_environment
 from sharpen.envs.perturb import Perturbation
-from sharpen.evals.evaluator import evaluate
+from sharpen.evals.evaluator import AgentTrainingEvaluator
+from sharpen.evals.items import Suite
 from sharpen.records import RunFolder, atomic_folder, write_jsonl
 from sharpen.rewards.agent import PENALTIES, WEIGHTS, AgentRewardModel
 from sharpen.rows import dialog_to_row, task_to_row
@@ -45,7 +46,7 @@ from sharpen.train.config.grpo import GRPOConfig
 from sharpen.train.config.sft import AgentSFTConfig
 from sharpen.train.grpo import GRPOTrainer
 from sharpen.train.run import Interrupted
-from sharpen.types import Dialog, Json, Sampling, Task
+from sharpen.types import Dialog, Json, Task
 from sharpen.world.episode import shipped_world
 
 STAGES = ("data", "sft", "grpo", "measure")
@@ -204,16 +205,18 @@ def folded(said: Any) -> str:
 def play(policy: Any, data: Path) -> list[Json]:
     """Greedy answers to the tasks of a file and what became of them, with the tasks' kinds."""
     tasks = list(read_tasks(str(data)))
-    make = find_environment(GRPO["env"])
-    sampling = Sampling(GRPO["max_tokens"])
-    turns = GRPO["max_turns"]
-    found = evaluate(policy, tasks, AgentRewardModel(REWARD), sampling, data.stem, make, turns)
+    environment = find_environment(GRPO["env"])
+    reward = AgentRewardModel(REWARD)
+    suite = Suite(data.stem, tasks, reward, environment, GRPO["max_tokens"], GRPO["max_turns"])
+    evaluator = AgentTrainingEvaluator(suite, options={"general": False})
+    evaluator.evaluate(policy)
+    records = [{**row["parts"], **row} for row in evaluator.items[0]]
     needs = ["calls" if "state" in task.gold else "decisions" for task in tasks]
     about = [
         {"needs": needed, "kind": task.kind, "difficulty": task.difficulty}
         for needed, task in zip(needs, tasks, strict=True)
     ]
-    return list(map(dict.__or__, found.records, about))
+    return list(map(dict.__or__, records, about))
 
 
 def train_sft(options: Any) -> None:

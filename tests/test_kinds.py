@@ -7,6 +7,8 @@ import pytest
 
 from sharpen.data.sources import read_tasks
 from sharpen.envs.one_turn import OneTurn
+from sharpen.evals.items import Suite
+from sharpen.evals.own_code import own_code_digest
 from sharpen.kinds import (
     KINDS,
     KindEnvironment,
@@ -180,6 +182,17 @@ def test_a_users_own_kind(tmp_path):
     with KindReward() as reward:
         assert play(task, gold_messages(task), reward).score.solved
         assert not play(task, [Message("assistant", "dog")], reward).score.solved
+
+
+def test_an_edited_kind_is_scored_again(tmp_path):
+    """The cache and stopped evaluations depend on the user's own files too."""
+    file = tmp_path / "my_kinds.py"
+    file.write_text(OWN)
+    task = Task("t", "Spell it.", gold={"word": "cat"}, kind=f"{file}:spelling")
+    before = own_code_digest([Suite("own", [task])])
+    file.write_text(OWN.replace("one word", "a word"))
+    assert before and own_code_digest([Suite("own", [task])]) != before
+    assert own_code_digest([Suite("made", [MADE["math"]])]) == ""
 
 
 def test_a_reward_that_does_not_say_counts_from_a_half_up():

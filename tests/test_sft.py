@@ -180,7 +180,8 @@ def test_a_stream_replays_earlier_rounds(pico_folder, data, tmp_path):
 
 def test_a_metric_chooses_the_best_and_stops(pico_folder, data, tmp_path):
     (tmp_path / "m.py").write_text(
-        "seen = []\n\n\ndef metric(model, renderer):\n    seen.append(1)\n    return -len(seen)\n"
+        "seen = []\n\n\ndef metric(context):\n"
+        "    seen.append(context.step)\n    return -len(seen)\n"
     )
     settings = config(pico_folder, data, metric=f"{tmp_path / 'm.py'}:metric", eval_steps=1)
     settings = settings.model_copy(update={"patience": 2})

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from sharpen.cli.shared import AsJson, Pairs, end_with
+from sharpen.types import SharpenError
 
 Model = Annotated[
     str, Option(help="Folder, run, adapter, name, http://host/v1#model, baseline:gold.")
@@ -20,12 +21,13 @@ def evaluate(
     model: Model = "smollm2-135m",
     benchmark: Benchmark = "agent_benchmark:test",
     metrics: Annotated[str, Option(help="Names with commas; the benchmark's own by default.")] = "",
-    limit: Annotated[int, Option(help="So many items; 0 is all.", min=0)] = 0,
+    limit: Annotated[int | None, Option(help="Number of items; all by default.", min=0)] = None,
+    samples: Annotated[int | None, Option(help="Samples per task.", min=1)] = None,
     perturb: Annotated[str, Option(help="Of rename, reword, rekey, shuffle, distract.")] = "",
     compare: Annotated[Path | None, Option(help="Another evaluation of the items: folder.")] = None,
     output: Annotated[Path | None, Option(help="Folder of the items and results.")] = None,
-    general: Annotated[bool, Option(help="Also the fixed set without tools.")] = True,
-    user: Annotated[str, Option(help="The model that plays the user (tau, tau2).")] = "",
+    general: Annotated[bool | None, Option(help="Also the fixed set without tools.")] = None,
+    user: Annotated[str | None, Option(help="Model that plays the user (tau, tau2).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a model. The same command goes on with an evaluation that was stopped.
@@ -34,17 +36,25 @@ def evaluate(
     from sharpen.config import load_yaml
     from sharpen.evals.evaluator import AgentTrainingEvaluator
 
-    options = load_yaml(None, overrides or []) | {"limit": limit, "general": general, "user": user}
-    options |= {"perturb": names(perturb), "own_folder": output is None}
+    options = load_yaml(None, overrides or []) | {"own_folder": output is None}
+    flags = {"limit": limit, "samples": samples, "general": general, "user": user}
+    flags["perturb"] = _split_names(perturb) or None
+    for name, value in flags.items():
+        if value is None:
+            continue
+        if options.get(name, value) != value:
+            raise SharpenError(f"{name}: given as --{name} and as {name}=; give one of them")
+        options[name] = value
     output = output or Path("runs") / "evaluate"
-    judge = AgentTrainingEvaluator(benchmark, output, options=options)
-    judge.evaluate(model, metrics=names(metrics) or None, compare=compare)
-    show(judge.results)
-    print(f"items and results: {judge.output}")
-    end_with({"output": str(judge.output), **judge.results}, as_json)
+    evaluator = AgentTrainingEvaluator(benchmark, output, options=options)
+    evaluator.evaluate(model, metrics=_split_names(metrics) or None, compare=compare)
+    show(evaluator.results)
+    print(f"items and results: {evaluator.output}")
+    end_with({"output": str(evaluator.output), **evaluator.results}, as_json)
 
 
-def names(text: str) -> list[str]:
+def _split_names(text: str) -> list[str]:
+    """The names in a list with commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 

@@ -30,7 +30,7 @@ app.callback()(lambda: None)  # keeps `try` a verb of its own
 
 
 @app.command("try")
-def try_(
+def _try(
     file: Annotated[str, Argument(help="Tasks with a `response` or `messages`, or a set.")],
     reward: Annotated[
         str, Option(help="Its name, or file.py:name; by default the kind's own.")

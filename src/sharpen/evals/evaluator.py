@@ -31,6 +31,7 @@ from sharpen.evals.items import (
     collect_items,
     suite_settings,
 )
+from sharpen.evals.own_code import own_code_digest
 from sharpen.evals.summary import figures_by, plain_figures, summarize, task_values
 from sharpen.kinds import KindReward
 from sharpen.policy.find import PolicySource, find_policy
@@ -141,7 +142,8 @@ class AgentTrainingEvaluator:
         if isinstance(self.loader, Suite):
             return self.loader
         if isinstance(self.loader, str):
-            name = self.loader if ":" in self.loader else f"{self.loader}:{split}"
+            has_split = ":" in self.loader or self.loader == GENERAL
+            name = self.loader if has_split else f"{self.loader}:{split}"
             user = find_policy(self.options.user).open() if self.options.user else None
             return load_benchmark(name, user)
         tasks: list[Task] = list(self.loader.iter_samples(split))
@@ -160,6 +162,7 @@ class AgentTrainingEvaluator:
             model=player.name,
             weights=player.digest,
             code=code_digest(),
+            own_code=own_code_digest(suites),
             reward=_name_of(suites[0].reward),
             env=_name_of(suites[0].make_environment),
             max_turns=suites[0].max_turns,

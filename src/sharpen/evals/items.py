@@ -76,6 +76,7 @@ class EvaluationConfig(Config):
     model: str
     weights: str  # hash; empty where it cannot be told, as of a server
     code: str  # hash of the code and of the libraries that play and score
+    own_code: str = ""  # hash of the user's own kinds, rewards, environments and tools
     template: str = "auto"
     perturb: tuple[str, ...] = ()
     user: str = ""

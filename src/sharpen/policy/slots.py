@@ -28,8 +28,8 @@ from sharpen.types import SharpenError
 
 STRIDE = 8  # steps on a GPU between two looks at what was sampled, the most there are
 # on a CPU, where a step of rows that are done costs more; in so many
-CPU_STRIDE = 4
-CPU_ROWS = 8
+_CPU_STRIDE = 4
+_CPU_ROWS = 8
 _PREFILL_TOKENS = {"cuda": 16_384, "cpu": 2048}  # at a time
 _GPU_SHARE = 0.4  # of the free memory, for the cache
 CPU_BYTES = 4 << 30
@@ -116,6 +116,7 @@ class Slots:
         self.number = torch.zeros(1, dtype=torch.long, device=self.device)
 
     def copy(self, source: int, targets: Sequence[int], length: int) -> None:
+        """Copy the first places of a row to other rows."""
         self.cache[:, :, list(targets), :length] = self.cache[:, :, source, None, :length]
 
     def swap(self, one: int, two: int, first: int, second: int) -> None:
@@ -127,7 +128,7 @@ class Slots:
     def size(self, rows: int) -> int:
         """How many rows a step of so many live ones computes."""
         if not self.kernel:
-            return min(-(-rows // CPU_ROWS) * CPU_ROWS, self.rows)
+            return min(-(-rows // _CPU_ROWS) * _CPU_ROWS, self.rows)
         fitting = next((size for size in SIZES if size >= rows), -(-rows // _LARGER) * _LARGER)
         return min(fitting, self.rows)
 
@@ -152,6 +153,7 @@ class Slots:
             self.prefill_piece(pieces)
 
     def prefill_piece(self, pieces: Sequence[New]) -> None:
+        """Compute the keys and values of some rows' new tokens in one pass."""
         lengths = [len(ids) - start for _, start, ids in pieces]
         tokens = np.concatenate([np.asarray(ids[start:], np.int64) for _, start, ids in pieces])
         places = np.concatenate([np.arange(start, len(ids)) for _, start, ids in pieces])
@@ -170,6 +172,7 @@ class Slots:
         self.forward(self.on_device(tokens), self.on_device(places), step)
 
     def on_device(self, array: np.ndarray) -> torch.Tensor:
+        """Returns an array as a tensor on the model's device."""
         return torch.from_numpy(array).to(self.device)
 
     def forward(self, tokens_N: Any, positions_N: Any, step: SlotStep) -> Any:
@@ -196,7 +199,7 @@ class Slots:
         greedy = not chances[0].any()
         cut = bool((chances[1] < 1).any())
         graph = self.graph(size, greedy, cut) if self.kernel and allowed is None else None
-        steps = 1 if allowed is not None else STRIDE if graph else CPU_STRIDE
+        steps = 1 if allowed is not None else STRIDE if graph else _CPU_STRIDE
         for number in range(steps):
             if graph:
                 graph.replay()

@@ -8,7 +8,7 @@ functions for opening run folders and saving models.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from typing import Any
 import torch
 
 from sharpen.models.load import load_model, load_tokenizer
+from sharpen.policy.local import LocalPolicy
 from sharpen.render import Renderer
 from sharpen.tools import load_object
+from sharpen.train.callback import Callback, EvaluationContext, call_back
 from sharpen.train.collate import Batch
 from sharpen.train.config.sft import AgentSFTConfig
 from sharpen.train.dataset import TrainingRows
@@ -37,8 +39,8 @@ from sharpen.types import Datum, Json, SharpenError
 
 class AgentSFTTrainer:
     """`AgentSFTTrainer(config).train()`; `prepare_datasets` may be called before it to look at the
-    rows. `metric(model, renderer)`, higher is better, chooses the best weights instead of the dev
-    loss."""
+    rows. With a `callback` its `metric` (higher is better) chooses the best weights instead of the
+    dev loss."""
 
     renderer: Renderer
     learner: Learner
@@ -47,13 +49,13 @@ class AgentSFTTrainer:
         self,
         config: AgentSFTConfig,
         output: str | Path = "runs/sft",
-        metric: Callable[[Any, Renderer], float] | None = None,
+        callback: Callback | None = None,
     ):
         self.config = config
         self.output = Path(output)
-        if metric is None and config.metric:
-            metric = load_object(config.metric)
-        self.metric = metric
+        if callback is None and config.metric:
+            callback = load_object(config.metric)
+        self.callback = callback
         self.model: Any = None
         self.data: TrainingRows | None = None
 
@@ -89,24 +91,26 @@ class AgentSFTTrainer:
         figures["rows"] = len(data.rows)
         figures["peak_gib"] = peak_memory(learner.device)
         if state["best"] is not None:
-            if self.metric:
+            if self.callback:
                 figures["best_metric"] = state["best"]
             else:
                 figures["best_dev_loss"] = -state["best"]
         return figures
 
     def _evaluate(self, dev_rows: Sequence[Datum], state: Json) -> Json:
-        """Measure the dev loss and the metric, where there are any, and keep the best weights so
-        far in `best/`."""
+        """Measure the dev loss and the callback's figures, where there are any, and keep the best
+        weights so far in `best/`."""
         row: Json = {}
         if dev_rows:
             row["dev_loss"] = self.learner.mean_loss(dev_rows)
-        if self.metric:
-            self.model.eval()
-            row["metric"] = float(self.metric(self.model, self.renderer))
-        if not row:
+        if self.callback:
+            row |= call_back(self.callback, self._callback_context())
+        if "metric" in row:
+            value = row["metric"]
+        elif "dev_loss" in row:
+            value = -row["dev_loss"]
+        else:
             return row
-        value = row["metric"] if self.metric else -row["dev_loss"]
         if not math.isfinite(value):
             raise SharpenError(
                 f"step {self.learner.steps_done}: the evaluation gave {row}, expected finite "
@@ -117,6 +121,10 @@ class AgentSFTTrainer:
         else:
             state["since_best"] += 1
         return row
+
+    def _callback_context(self) -> EvaluationContext:
+        policy = LocalPolicy(self.model, self.renderer)
+        return EvaluationContext(self.model, self.renderer, policy, self.learner.steps_done)
 
     def _write_final(self) -> None:
         """Write `final/`: the best weights if they were measured, otherwise the last."""

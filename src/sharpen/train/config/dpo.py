@@ -42,8 +42,8 @@ class DPOConfig(RunConfig, BatchConfig, SamplingConfig):
     num_epochs: int = Field(1, ge=1, description="Number of passes over the data.")
     metric: str = Field(
         "",
-        description="file.py:function(model, renderer) to log at evaluations: a number, or several "
-        "by name.",
+        description="file.py:function(context) to measure at evaluations: a number, or several by "
+        "name.",
     )
     rounds: int = Field(
         1, ge=1, description="Rounds of sampling pairs from tasks and training on them."

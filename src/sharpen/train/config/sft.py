@@ -56,7 +56,7 @@ class AgentSFTConfig(RunConfig, LoRAConfig, BatchConfig):
     )
     metric: str = Field(
         "",
-        description="file.py:function(model, renderer) to select the best weights by, higher is "
+        description="file.py:function(context) to select the best weights by, higher is "
         "better; empty: dev loss.",
     )
     patience: int = Field(
