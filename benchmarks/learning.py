@@ -104,7 +104,8 @@ def main() -> None:
 
 def in_processes(options: Any, stage: str, ends: dict[str, str]) -> None:
     """A process for each that has not left its file yet, with its log in FOLDER."""
-    failed, running = [], []
+    failed = []
+    running = []
     for name in (name for name in ends if not (options.folder / ends[name]).exists()):
         log = options.folder / f"{name}-{stage}.log"
         command = [sys.executable, *sys.argv, "--stage", stage, "--one", name]
@@ -120,7 +121,8 @@ def in_processes(options: Any, stage: str, ends: dict[str, str]) -> None:
 
 
 def build_data(options: Any) -> None:
-    folder, archive = options.folder / "data", options.folder / "data.tar.xz"
+    folder = options.folder / "data"
+    archive = options.folder / "data.tar.xz"
     if folder.is_dir():
         return
     if archive.is_file():
@@ -144,7 +146,8 @@ def build_data(options: Any) -> None:
 
 def in_other_words(dialogs: Sequence[Dialog]) -> list[Dialog]:
     """The dialogs, and each twice with its tools named in words of their descriptions."""
-    told, tasks = [*dialogs], [Task(dialog.id, "", dialog.tools) for dialog in dialogs]
+    told = [*dialogs]
+    tasks = [Task(dialog.id, "", dialog.tools) for dialog in dialogs]
     for seed in (1, 2):
         changed = Perturbation(tasks, ["reword"], seed)
         told += [replace(changed.dialog(d), id=f"{d.id}-{seed}") for d in dialogs]
@@ -158,7 +161,8 @@ def draw_tasks(counts: Sequence[int], guard: Guard) -> dict[str, list[Task]]:
     with workers_of(0, shipped_world()) as run:
         for split, part in product(("dev", "train"), PARTS):
             shares = {kind: about.share for kind, about in parts()[part].kinds.items()}
-            quotas, wanted = portions(train, shares), [portions(count, shares) for count in dev]
+            quotas = portions(train, shares)
+            wanted = [portions(count, shares) for count in dev]
             if split == "dev":  # some ask the same in two parts
                 quotas = {kind: sum(w[kind] for w in wanted) * 6 // 5 + 2 for kind in shares}
             file = File(f"learning_{split}/{part}.jsonl", split, quotas, part, extended=True)
@@ -199,8 +203,10 @@ def folded(said: Any) -> str:
 
 def play(policy: Any, data: Path) -> list[Json]:
     """Greedy answers to the tasks of a file and what became of them, with the tasks' kinds."""
-    tasks, make = list(read_tasks(str(data))), find_environment(GRPO["env"])
-    sampling, turns = Sampling(GRPO["max_tokens"]), GRPO["max_turns"]
+    tasks = list(read_tasks(str(data)))
+    make = find_environment(GRPO["env"])
+    sampling = Sampling(GRPO["max_tokens"])
+    turns = GRPO["max_turns"]
     found = evaluate(policy, tasks, AgentRewardModel(REWARD), sampling, data.stem, make, turns)
     needs = ["calls" if "state" in task.gold else "decisions" for task in tasks]
     about = [
@@ -215,7 +221,9 @@ def train_sft(options: Any) -> None:
     from sharpen.policy.local import LocalPolicy
     from sharpen.train.sft import AgentSFTTrainer
 
-    folder, data, policies = options.folder, options.folder / "data", list[Any]()
+    folder = options.folder
+    data = options.folder / "data"
+    policies = list[Any]()
     if (folder / "sft/final").is_dir():
         return
     if options.gguf and not (folder / "model").is_dir():
@@ -240,7 +248,8 @@ class Timed(GRPOTrainer):
     ends: tuple[float, ...] = ()  # of the newest steps
 
     def learn(self, groups: Any, state: Json) -> Json:
-        row, now = super().learn(groups, state), time.monotonic()
+        row = super().learn(groups, state)
+        now = time.monotonic()
         done = self.learner.steps_done // self.config.updates
         self.ends = (*self.ends, now)[-9:]
         left = self.total_steps - done
@@ -256,7 +265,8 @@ class Timed(GRPOTrainer):
 
 
 def train_grpo(options: Any, name: str) -> None:
-    data, output = options.folder / "data", options.folder / name
+    data = options.folder / "data"
+    output = options.folder / name
     given = GRPO | {"base_model": str(options.folder / "sft/final"), "seed": int(name[5:])}
     given |= {"train_data": str(data / "train.jsonl"), "dev_data": str(data / "curve.jsonl")}
     config = GRPOConfig(**(given | load_yaml(None, options.grpo)))
@@ -276,7 +286,8 @@ def measure(options: Any, name: str) -> None:
     from sharpen.policy.local import LocalPolicy
 
     policy = LocalPolicy.load(ModelConfig(base_model=str(options.folder / name / "final")))
-    rows, kept = [], ("id", "needs", "kind", "difficulty", "task_completion", "stop", "turns")
+    rows = []
+    kept = ("id", "needs", "kind", "difficulty", "task_completion", "stop", "turns")
     for part in ("evaluate", *(("curve",) if name == "sft" else ())):
         found = play(policy, options.folder / "data" / f"{part}.jsonl")
         if part == "evaluate":  # to be looked at

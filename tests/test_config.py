@@ -11,6 +11,7 @@ import yaml
 
 from sharpen.cli.settings_page import list_settings, settings_page
 from sharpen.config import Config, ConfigError, load_config
+from sharpen.rewards.compose import RewardConfig
 from sharpen.train.config.dpo import DPOConfig
 from sharpen.train.config.grpo import GRPOConfig
 from sharpen.train.config.ppo import PPOConfig
@@ -109,6 +110,7 @@ TRAINING_CONFIGS = (
     RLTrainingConfig,
     R1TrainingConfig,
     WarmupConfig,
+    RewardConfig,
 )
 
 

@@ -247,7 +247,9 @@ def test_a_merged_adapter_is_saved_whole(adapter, tmp_path, more):
 )
 def test_what_does_not_fit_the_adapter_is_said(adapter, monkeypatch, more, problem):
     if "load_in_4bit" in more:  # a quantised base needs a GPU
-        monkeypatch.setattr("sharpen.models.load.quantization", lambda *_: None)
+        plain = {"load_in_4bit": False}
+        load = lambda config: load_model(config.model_copy(update=plain))  # noqa: E731
+        monkeypatch.setattr("sharpen.train.policy_setup.load_model", load)
     config: Config = grpo_config(adapter, "x.jsonl", **more)
     with pytest.raises(SharpenError, match=problem):
         prepare_policy(config, with_reference=True)  # type: ignore[arg-type]

@@ -13,7 +13,6 @@ from sharpen.config import ConfigError
 from sharpen.envs.find import find_environment
 from sharpen.envs.one_turn import OneTurn
 from sharpen.envs.toolworld import ToolWorld
-from sharpen.evals.evaluator import evaluate
 from sharpen.models.load import ModelConfig
 from sharpen.pipeline import Recipe, run_recipe
 from sharpen.policy.local import LocalPolicy
@@ -21,6 +20,7 @@ from sharpen.records import write_jsonl
 from sharpen.render import Renderer, assistant_text
 from sharpen.rollout import Limits, rollout
 from sharpen.rows import task_to_row
+from sharpen.scored_rollout import score_trajectories
 from sharpen.train.rl_data import trajectory_to_datums
 from sharpen.types import (
     Dialog,
@@ -62,8 +62,8 @@ def test_gold_walks_to_the_end_state(bench):
     policy, make = Gold(bench, tasks), partial(ToolWorld, bench.world)
     trajectories = rollout(policy, tasks, make, Sampling(), max_turns=16)
     assert {t.stop for t in trajectories} == {StopReason.ANSWERED}
-    found = evaluate(policy, tasks, bench.model, Sampling(), "t", make, 16)
-    assert found.figures["task_completion"].mean == 1.0
+    scores = score_trajectories(tasks, trajectories, bench.model)
+    assert all(score.parts["task_completion"] == 1.0 for score in scores)
     short = rollout(policy, tasks, make, Sampling(), max_turns=1)
     assert StopReason.TURNS in {t.stop for t in short}
 
@@ -85,8 +85,12 @@ def test_an_environment_that_raises_ends_its_own_episode(bench):
     tasks = bench.acting[:4]
 
     class Breaking(ToolWorld):
+        def reset(self, task):
+            self.breaks = task.id == tasks[0].id
+            return super().reset(task)
+
         def step(self, message):
-            if self.task.id == tasks[0].id:
+            if self.breaks:
                 raise OSError("the disk is on fire")
             return super().step(message)
 
@@ -119,11 +123,11 @@ def test_a_recipe_takes_a_users_reward_and_environment(pico_folder, tmp_path):
     stage |= {"reward": f"{tmp_path / 'own.py'}:score", "env": f"{tmp_path / 'own.py'}:World"}
     recipe = Recipe(name="own", stages=[{**stage, "max_tokens": 4}])
     results = run_recipe(recipe, tmp_path / "run", say=lambda text: None)
-    assert results["evaluate"]["value"]["mean"] == 0.25
+    assert results["evaluate"]["reward"]["mean"] == 0.25
 
 
 def test_unknown_environments_are_named():
-    with pytest.raises(ConfigError, match=r"env 'moon': expected toolworld, .* or file.py:Class"):
+    with pytest.raises(ConfigError, match=r"env 'moon': expected one_turn, toolworld, .* or file.py:Class"):
         find_environment("moon")
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 Json = dict[str, Any]
-SOLVED_FROM = 0.5  # value from which a reward that knows no `solved` counts as solved
+_SOLVED_FROM = 0.5  # value from which a reward that knows no `solved` counts as solved
 
 
 class SharpenError(Exception):
@@ -201,7 +201,7 @@ class Score:
     @property
     def is_solved(self) -> bool:
         """Whether the task is done; a reward that does not say it means so from 0.5 up."""
-        return self.value >= SOLVED_FROM if self.solved is None else self.solved
+        return self.value >= _SOLVED_FROM if self.solved is None else self.solved
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,8 @@ def show(results: dict[str, Any]) -> None:
         for name, value in figures.items():
             if title and name != "accuracy":
                 continue
-            found, after = Figure(**value), differences.get(ALIASES.get(name, name))
+            found = Figure(**value)
+            after = differences.get(ALIASES.get(name, name))
             text = f"{found.mean:9.4f}  [{found.low:.4f}, {found.high:.4f}]  n={found.count}"
             print(f"  {title + name:26} {text}  {Difference(**after) if after else ''}".rstrip())
     for reason, count in results["left_out"].items():

@@ -11,7 +11,7 @@ from sharpen.tools import load_object
 from sharpen.types import MakeEnvironment
 
 # name → its module and class
-ENVIRONMENTS = {
+_ENVIRONMENTS = {
     "one_turn": ("sharpen.envs.one_turn", "OneTurn"),
     "toolworld": ("sharpen.envs.toolworld", "ToolWorld"),
     "python": ("sharpen.envs.python", "PythonTools"),
@@ -23,11 +23,11 @@ ENVIRONMENTS = {
 
 def find_environment(name: str) -> MakeEnvironment:
     """Returns the class of an environment by name, or a user's own as `file.py:Class`."""
-    if name in ENVIRONMENTS:
-        module, attribute = ENVIRONMENTS[name]
+    if name in _ENVIRONMENTS:
+        module, attribute = _ENVIRONMENTS[name]
         return getattr(importlib.import_module(module), attribute)
     if ".py:" not in name:
-        raise ConfigError(f"env {name!r}: expected {', '.join(ENVIRONMENTS)} or file.py:Class")
+        raise ConfigError(f"env {name!r}: expected {', '.join(_ENVIRONMENTS)} or file.py:Class")
     found: Any = load_object(name)
     if not isinstance(found, type) or not (hasattr(found, "reset") and hasattr(found, "step")):
         raise ConfigError(f"env {name!r}: expected a class with reset(task) and step(message)")

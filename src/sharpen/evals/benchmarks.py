@@ -125,7 +125,8 @@ def _own_suite(spec: str) -> Suite:
     found: Any = load_object(spec)
     if isinstance(found, Suite):
         return found
-    tasks = list(found()) if callable(found) else []
+    make_tasks: Any = found if callable(found) else list
+    tasks = list(make_tasks())
     if not tasks or not all(isinstance(task, Task) for task in tasks):
         raise SharpenError(
             f"benchmark {spec!r}: expected a Suite, or a function that returns Tasks"

@@ -22,6 +22,8 @@ from sharpen.types import Sampled, Sampling, SharpenError, StopReason
 
 @dataclass(slots=True)
 class Request:
+    """A prompt to be answered, and what has been sampled for it so far."""
+
     key: Hashable
     prompt: tuple[int, ...]
     sampling: Sampling
@@ -31,6 +33,7 @@ class Request:
 
     @property
     def length(self) -> int:
+        """The most tokens that prompt and answer can take together."""
         return len(self.prompt) + self.sampling.max_tokens
 
 
@@ -39,7 +42,9 @@ class Engine:
     under way at once."""
 
     def __init__(self, model: Any, tokenizer: Any, stop_ids: frozenset[int], rows: int = 0):
-        self.slots, self.tokenizer, self.stop_ids = Slots(model), tokenizer, stop_ids
+        self.slots = Slots(model)
+        self.tokenizer = tokenizer
+        self.stop_ids = stop_ids
         self.wanted_rows = rows or (256 if self.slots.kernel else 32)
         self.most_rows = self.wanted_rows  # as far as memory goes
         self.waiting: deque[Request] = deque()
@@ -54,6 +59,7 @@ class Engine:
     def submit(
         self, key: Hashable, prompt: Sequence[int], sampling: Sampling, matcher: Any = None
     ) -> None:
+        """Queue a prompt; one that cannot fit the context is answered with the reason."""
         request = Request(key, tuple(prompt), sampling, matcher)
         if not request.prompt:
             raise SharpenError("an empty prompt")
@@ -71,13 +77,15 @@ class Engine:
     def forget(self) -> None:
         """What rows hold is not used again, so that what comes does not depend on what was."""
         self.most_rows = self.wanted_rows
-        self.row_of, self.held = {}, [()] * len(self.held)
+        self.row_of = {}
+        self.held = [()] * len(self.held)
         self.asked = [()] * len(self.held)
 
     @torch.no_grad()
     def advance(self) -> list[tuple[Any, Sampled]]:
         """Sample on until something is answered; nothing is when nothing is under way."""
-        done, self.refused = self.refused, []
+        done = self.refused
+        self.refused = []
         if self.slots.model.training:  # asking costs less than going through all modules
             self.slots.model.eval()
         while not done and (self.waiting or self.live):
@@ -93,7 +101,8 @@ class Engine:
 
     def make_room(self) -> None:
         """The cache as large as the requests need; what it holds is void once weights changed."""
-        slots, version = self.slots, self.slots.version()
+        slots = self.slots
+        version = self.slots.version()
         if version != self.version:
             if self.live:
                 raise SharpenError("the weights changed while answers were under way")
@@ -124,11 +133,15 @@ class Engine:
         from one in use."""
         holders = {asked: row for row, asked in enumerate(self.asked)}
         own = {r.key: row for r in self.waiting if (row := self.own_row(r)) is not None}
-        taken, keyed = {*self.live, *own.values()}, set(self.row_of.values())
+        taken = {*self.live, *own.values()}
+        keyed = set(self.row_of.values())
         free = [row for row in range(len(self.held)) if row not in taken]
         free = dict.fromkeys(sorted(free, key=lambda row: row in keyed))
-        work, left = list[New](), deque[Request]()
-        early, late, made = list[tuple[int, int]](), list[tuple[int, int]](), set[int]()
+        work = list[New]()
+        left = deque[Request]()
+        early = list[tuple[int, int]]()
+        late = list[tuple[int, int]]()
+        made = set[int]()
         for request in self.waiting:
             before = request.prompt[:-1]  # the last token is the first step's input
             source = holders.get(before)
@@ -161,7 +174,8 @@ class Engine:
             if row in keyed and row != last:  # whose it was loses it
                 self.row_of = {key: at for key, at in self.row_of.items() if at != row}
             self.held[row] = self.asked[row] = before
-            self.live[row], self.row_of[request.key] = request, row
+            self.live[row] = request
+            self.row_of[request.key] = row
         self.waiting = left
         self.computed += sum(len(ids) - start for _, start, ids in work)
         self.copy(early)  # before it is overwritten
@@ -180,13 +194,15 @@ class Engine:
         row = self.row_of.get(request.key)
         if row is None or row in self.live:
             return None
-        held, before = self.held[row], request.prompt[:-1]
+        held = self.held[row]
+        before = request.prompt[:-1]
         return row if held[: len(before)] == before[: len(held)] else None
 
     def close_ranks(self, size: Callable[[int], int] | None = None) -> None:
         """Live rows side by side from the first, where that makes a step smaller; an idle row and a
         live one change places."""
-        size, moved = size or self.slots.size, dict[int, int]()
+        size = size or self.slots.size
+        moved = dict[int, int]()
         while self.live and size(len(self.live)) < size(max(self.live) + 1):
             last = max(self.live)
             hole = next(row for row in range(last) if row not in self.live)
@@ -209,9 +225,11 @@ class Engine:
         state[2] = 1
         chances = np.zeros((2, size), np.float32)
         chances[1] = 1
-        looking, rows = False, []
+        looking = False
+        rows = []
         for row, request in self.live.items():
-            length, sampling = len(request.prompt) + len(request.ids), request.sampling
+            length = len(request.prompt) + len(request.ids)
+            sampling = request.sampling
             token = request.ids[-1] if request.ids else request.prompt[-1]
             state[:, row] = token, length - 1, length, sampling.seed % (1 << 62)
             chances[:, row] = sampling.temperature, sampling.top_p
@@ -234,10 +252,12 @@ class Engine:
         """Hand out what was sampled; who is done leaves its row, and what that holds stays."""
         ends = np.isin(tokens, list(self.stop_ids))
         first = np.where(ends.any(0), ends.argmax(0), len(tokens)).tolist()  # that ends an answer
-        done, columns = [], (tokens.T.tolist(), logprobs.T.tolist())
+        done = []
+        columns = (tokens.T.tolist(), logprobs.T.tolist())
         for row, request in list(self.live.items()):
             room = request.sampling.max_tokens - len(request.ids)
-            taken, stop = min(first[row] + 1, room, len(tokens)), None
+            taken = min(first[row] + 1, room, len(tokens))
+            stop = None
             request.ids += columns[0][row][:taken]
             request.logprobs += columns[1][row][:taken]
             if first[row] < taken or taken == room or request.matcher or request.sampling.stop:
@@ -251,6 +271,7 @@ class Engine:
         return done
 
     def stopped(self, request: Request, token: int) -> StopReason | None:
+        """Why the answer ends with this token; None if it goes on."""
         if request.matcher:
             request.matcher.accept(token)
         if token in self.stop_ids:

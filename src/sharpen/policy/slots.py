@@ -27,14 +27,16 @@ from sharpen.policy.token_sampling import choose, likeliest
 from sharpen.types import SharpenError
 
 STRIDE = 8  # steps on a GPU between two looks at what was sampled, the most there are
-CPU_STRIDE, CPU_ROWS = 4, 8  # on a CPU, where a step of rows that are done costs more; in so many
-PREFILL_TOKENS = {"cuda": 16_384, "cpu": 2048}  # at a time
-GPU_SHARE = 0.4  # of the free memory, for the cache
+# on a CPU, where a step of rows that are done costs more; in so many
+CPU_STRIDE = 4
+CPU_ROWS = 8
+_PREFILL_TOKENS = {"cuda": 16_384, "cpu": 2048}  # at a time
+_GPU_SHARE = 0.4  # of the free memory, for the cache
 CPU_BYTES = 4 << 30
-ROUND = 256  # places come in multiples of this
+_ROUND = 256  # places come in multiples of this
 SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # numbers of rows with a graph
-LARGER = 128  # behind them, every so many
-FIELDS = ("token", "position", "used", "seed")
+_LARGER = 128  # behind them, every so many
+_FIELDS = ("token", "position", "used", "seed")
 New = tuple[int, int, Sequence[int]]  # row, first new place, ids of the whole row
 
 
@@ -43,17 +45,20 @@ class Slots:
 
     def __init__(self, model: Any):
         causal = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self.model, self.head = model, plain_head(causal)
+        self.model = model
+        self.head = plain_head(causal)
         self.decoder = check_layers(causal)
         fuse_lora(model)
         self.kernel = use_our_attention(model)
         self.parameters = list(model.parameters())
-        self.device, self.dtype = self.parameters[0].device, self.parameters[0].dtype
+        self.device = self.parameters[0].device
+        self.dtype = self.parameters[0].dtype
         text = causal.config.get_text_config()
         self.context = int(text.max_position_embeddings)
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        self.layers, self.inner = text.num_hidden_layers, (heads, width)
+        self.layers = text.num_hidden_layers
+        self.inner = (heads, width)
         self.rows = self.places = 0
         self.cache: Any = None
         self.graphs: dict[Any, Any] = {}
@@ -70,12 +75,12 @@ class Slots:
         room = CPU_BYTES
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # what a learner's step left is free
-            room = int(torch.cuda.mem_get_info(self.device)[0] * GPU_SHARE)
+            room = int(torch.cuda.mem_get_info(self.device)[0] * _GPU_SHARE)
         token_bytes = self.layers * 2 * self.inner[0] * self.inner[1] * self.dtype.itemsize
         least = max(places, self.places)
         more = (2 * self.places, self.places * 5 // 4) if places > self.places else ()
         for wanted in (*more, least):
-            places = -(-max(min(wanted, self.context), least) // ROUND) * ROUND
+            places = -(-max(min(wanted, self.context), least) // _ROUND) * _ROUND
             if places * token_bytes * rows <= room:
                 break
         return min(rows, room // (places * token_bytes)), places
@@ -84,8 +89,12 @@ class Slots:
         """Another cache with the first `kept` rows of the old one; fewer rows than asked where
         memory ends."""
         if not kept:
-            self.cache, self.rows = None, 0  # nothing of it is needed, and its room is
-        self.graphs, self.pool = {}, None  # a pool ends with the last of its graphs
+            # nothing of it is needed, and its room is
+            self.cache = None
+            self.rows = 0
+        # a pool ends with the last of its graphs
+        self.graphs = {}
+        self.pool = None
         rows, places = self.fitting(rows, places)
         if rows < max(kept, 1):
             raise SharpenError(
@@ -96,9 +105,11 @@ class Slots:
         cache = torch.zeros(shape, dtype=self.dtype, device=self.device)
         if kept:
             cache[:, :, :kept, : self.places] = self.cache[:, :, :kept]
-        self.cache, self.rows, self.places = cache, rows, places
+        self.cache = cache
+        self.rows = rows
+        self.places = places
         # what a step reads and writes, at addresses that a graph may remember
-        self.whole = torch.zeros(len(FIELDS), rows, dtype=torch.long, device=self.device)
+        self.whole = torch.zeros(len(_FIELDS), rows, dtype=torch.long, device=self.device)
         self.broken = torch.ones(2, rows, device=self.device)  # temperature, top_p
         self.sampled = torch.zeros(STRIDE, rows, dtype=torch.long, device=self.device)
         self.logprobs = torch.zeros(STRIDE, rows, device=self.device)
@@ -117,14 +128,14 @@ class Slots:
         """How many rows a step of so many live ones computes."""
         if not self.kernel:
             return min(-(-rows // CPU_ROWS) * CPU_ROWS, self.rows)
-        fitting = next((size for size in SIZES if size >= rows), -(-rows // LARGER) * LARGER)
+        fitting = next((size for size in SIZES if size >= rows), -(-rows // _LARGER) * _LARGER)
         return min(fitting, self.rows)
 
     # Prompts --------------------------------------------------------------------------------------
 
     def prefill(self, work: Sequence[New]) -> None:
         """Compute keys and values of new ids; long prompts in pieces."""
-        budget = PREFILL_TOKENS[self.device.type]
+        budget = _PREFILL_TOKENS[self.device.type]
         pieces: list[New] = []
         room = budget
         for row, start, ids in work:
@@ -135,7 +146,8 @@ class Slots:
                 start = end
                 if not room:
                     self.prefill_piece(pieces)
-                    pieces, room = [], budget
+                    pieces = []
+                    room = budget
         if pieces:
             self.prefill_piece(pieces)
 
@@ -176,12 +188,13 @@ class Slots:
 
     def decode(self, state: np.ndarray, chances: np.ndarray, allowed: Any = None) -> Any:
         """Tokens and log-probabilities of the next steps, steps first. `state` has a column of
-        FIELDS for each row, `chances` temperature and top_p; `allowed` are the only tokens."""
+        _FIELDS for each row, `chances` temperature and top_p; `allowed` are the only tokens."""
         size = state.shape[1]
         self.whole[:, :size] = self.on_device(state)
         self.broken[:, :size] = self.on_device(chances)
         self.number.zero_()
-        greedy, cut = not chances[0].any(), bool((chances[1] < 1).any())
+        greedy = not chances[0].any()
+        cut = bool((chances[1] < 1).any())
         graph = self.graph(size, greedy, cut) if self.kernel and allowed is None else None
         steps = 1 if allowed is not None else STRIDE if graph else CPU_STRIDE
         for number in range(steps):
@@ -225,7 +238,8 @@ class Slots:
         """The captured step. What the rehearsals write lies where the next steps write again."""
         key = size, greedy, cut
         if key not in self.graphs:
-            whole, stream = self.whole.clone(), torch.cuda.Stream()
+            whole = self.whole.clone()
+            stream = torch.cuda.Stream()
             # one runs at a time, and nothing of it is read behind it: they share their memory
             self.pool = self.pool or torch.cuda.graph_pool_handle()
             stream.wait_stream(torch.cuda.current_stream())

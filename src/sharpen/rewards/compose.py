@@ -35,26 +35,28 @@ _TOTAL_KEYS = ("total", "value", "score", "reward")  # of a dict that a user's f
 class _PartConfig(Config):
     """A reward's name, or `file.py:name` of a function or class; `options` are its settings."""
 
-    name: str
-    weight: float = Field(1.0, allow_inf_nan=False)
-    options: dict[str, Any] = Field(default_factory=dict)
+    name: str = Field(description="Reward: a name, or file.py:name.")
+    weight: float = Field(1.0, allow_inf_nan=False, description="Weight in the sum.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Arguments of the reward's class."
+    )
 
 
 class _GateConfig(Config):
     """Where `part` (a name, or `name.part`) is below `at_least`, the value is `otherwise`."""
 
-    part: str
-    at_least: float = 1.0
-    otherwise: float = 0.0
+    part: str = Field(description="Reward, or part of one, that is tested.")
+    at_least: float = Field(1.0, description="Lowest value that passes.")
+    otherwise: float = Field(0.0, description="Value of a trajectory that does not pass.")
 
 
 class RewardConfig(Config):
     """A weighted sum of rewards, then gates, then limits."""
 
-    parts: list[_PartConfig] = Field(min_length=1)
-    gates: list[_GateConfig] = Field(default_factory=list)
-    clip: tuple[float, float] = (-math.inf, math.inf)
-    normalise: bool = False  # divide by the sum of the weights
+    parts: list[_PartConfig] = Field(min_length=1, description="Rewards that are added up.")
+    gates: list[_GateConfig] = Field(default_factory=list, description="Tests that must pass.")
+    clip: tuple[float, float] = Field((-math.inf, math.inf), description="Limits of the value.")
+    normalise: bool = Field(False, description="Divide by the sum of the weights.")
 
 
 def build_reward(config: RewardConfig | Mapping[str, Any] | str) -> _ComposedReward:

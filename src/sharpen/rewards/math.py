@@ -17,7 +17,7 @@ from fractions import Fraction
 from sharpen.sandbox import Limits, Worker, plain_worker
 from sharpen.types import SharpenError
 
-MAX_ANSWER = 2000  # characters
+_MAX_ANSWER = 2000  # characters
 _MAX_NUMBER = 200
 _MAX_TAIL = 1 << 14  # of a response, in which "the answer is" is looked for
 _MAX_BOXES = 8  # the last ones of a response, tried from the end
@@ -81,7 +81,7 @@ def final_answer(text: str) -> str | None:
         marked = text.rpartition("####")[2].partition("\n")[0]
     if marked is None:
         marked = _announced_answer(text)
-    return marked.strip(" \n\t*`")[:MAX_ANSWER] or None
+    return marked.strip(" \n\t*`")[:_MAX_ANSWER] or None
 
 
 def _last_box(text: str) -> str | None:
@@ -90,7 +90,7 @@ def _last_box(text: str) -> str | None:
     for opening in reversed(openings[-_MAX_BOXES:]):
         start = opening.end()
         depth = 1
-        for position in range(start, min(len(text), start + MAX_ANSWER)):
+        for position in range(start, min(len(text), start + _MAX_ANSWER)):
             if text[position] == "{":
                 depth += 1
             elif text[position] == "}":
@@ -233,7 +233,7 @@ class MathJudge:
         try:
             worker = worker or self._start_worker()
             worker.start_clock(self.limits)
-            worker.send(json.dumps([gold[:MAX_ANSWER], answer[:MAX_ANSWER]]).encode())
+            worker.send(json.dumps([gold[:_MAX_ANSWER], answer[:_MAX_ANSWER]]).encode())
             reply = worker.receive() or b""
             verdict = {b"true": True, b"false": False}.get(reply)
         finally:

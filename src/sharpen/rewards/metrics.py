@@ -70,7 +70,7 @@ class Item:
         return {call.name for call in self.gold_calls}
 
 
-Metric = Callable[[Item], MetricValue]
+_Metric = Callable[[Item], MetricValue]
 
 
 def top_k(ranked: Sequence[str], relevant: Collection[str], k: int) -> float:
@@ -107,7 +107,7 @@ def _reward(item: Item) -> MetricValue:
     return item.score.value
 
 
-def _ranking(function: Callable[..., float], *arguments: int) -> Metric:
+def _ranking(function: Callable[..., float], *arguments: int) -> _Metric:
     """A ranking metric over the tools called, in order."""
 
     def ranking_metric(item: Item) -> MetricValue:
@@ -118,7 +118,7 @@ def _ranking(function: Callable[..., float], *arguments: int) -> Metric:
     return ranking_metric
 
 
-def _part(name: str) -> Metric:
+def _part(name: str) -> _Metric:
     """A part of the reward's score as a metric."""
 
     def part_metric(item: Item) -> MetricValue:
@@ -142,7 +142,7 @@ def timing_precision(item: Item) -> MetricValue:
     return float(item.decision == item.gold_decision)
 
 
-def _decision_class(name: str, measure_name: str) -> Metric:
+def _decision_class(name: str, measure_name: str) -> _Metric:
     """Precision, recall or F1 of one decision. F1 weighs an item by how often it counts."""
 
     def class_metric(item: Item) -> MetricValue:
@@ -236,7 +236,7 @@ def latency_per_task(item: Item) -> MetricValue:
     return item.trajectory.metadata.get("seconds")
 
 
-METRICS: dict[str, Metric] = {
+METRICS: dict[str, _Metric] = {
     "tool_selection_accuracy": tool_selection_accuracy,
     "plan_success_rate": solved,
     "step_efficiency": _part("efficiency"),

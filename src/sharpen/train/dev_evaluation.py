@@ -16,7 +16,6 @@ from sharpen.scored_rollout import (
 )
 from sharpen.train.callback import Callback, EvaluationContext, call_back
 from sharpen.train.config.online import RLConfig
-from sharpen.train.run_setup import turn_limit
 from sharpen.types import Json, Policy, Reward, Sampling, SharpenError, Task, TokenPolicy
 
 # the figure that the gate compares, the first one that the dev tasks have
@@ -43,7 +42,7 @@ class DevEvaluation:
                 config.max_tokens, 0.0, config.top_p, 0, constrained=config.constrained
             ),
             make_environment=make_environment,
-            max_turns=turn_limit(config.max_turns, make_environment),
+            max_turns=config.max_turns,
             reward_workers=config.reward_workers,
             excluded_stops=NOT_THE_MODELS_FAULT,  # cut-off and long answers count here
         )

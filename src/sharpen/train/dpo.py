@@ -45,7 +45,7 @@ from sharpen.train.preference_rows import (
 from sharpen.train.preferences import NoPairs
 from sharpen.train.rl_data import sample_figures
 from sharpen.train.run import TrainingRun
-from sharpen.train.run_setup import finish_with_best, keep_best, open_folder, turn_limit
+from sharpen.train.run_setup import finish_with_best, keep_best, open_folder
 from sharpen.types import Datum, Json, Preference, Reward, Sampling, SharpenError, Task
 
 _KEPT_FIGURES = ("loss", "accuracy", "margin")
@@ -337,7 +337,7 @@ class DPOTrainer:
             self.reward,
             Sampling(self.config.max_tokens),
             self.make_environment,
-            turn_limit(self.config.max_turns, self.make_environment),
+            self.config.max_turns,
         )
         return sample_figures(play_and_score(self._sampler(), self.dev_tasks, how))
 

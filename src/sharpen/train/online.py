@@ -35,7 +35,7 @@ from sharpen.train.rl_data import sample_figures
 from sharpen.train.rollout_store import RolloutStore
 from sharpen.train.run import TrainingRun
 from sharpen.train.run_guards import RunGuards
-from sharpen.train.run_setup import finish_with_best, keep_best, open_folder, turn_limit
+from sharpen.train.run_setup import finish_with_best, keep_best, open_folder
 from sharpen.train.self_play import SelfPlay
 from sharpen.train.task_order import CurriculumOrder, EpochOrder, SelfPlayOrder, TaskOrder
 from sharpen.types import Json, Reward, Sampling, SharpenError, Task, Trajectory
@@ -228,7 +228,7 @@ class OnlineTrainer(ABC):
             reward=self.self_play or self.reward,
             sampling=self._sampling(),
             make_environment=make_environment,
-            max_turns=turn_limit(config.max_turns, make_environment),
+            max_turns=config.max_turns,
             samples=config.group_size,
             perturbation=self._make_perturbation(),
             reward_workers=config.reward_workers,

@@ -17,7 +17,6 @@ from sharpen.render import Renderer
 from sharpen.scored_rollout import PlaySettings, TrajectoryGroup, play_and_score
 from sharpen.train.preference_rows import ids_to_row, tokenizer_hash
 from sharpen.train.rl_data import trajectory_to_datums
-from sharpen.train.run_setup import turn_limit
 from sharpen.types import (
     Json,
     MakeEnvironment,
@@ -72,7 +71,7 @@ def generate_preference_pairs(
         reward,
         sampling,
         make_environment,
-        turn_limit(max_turns, make_environment),
+        max_turns,
         samples,
     )
     tokenizer = tokenizer_hash(policy.renderer.tokenizer)

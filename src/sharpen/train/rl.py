@@ -52,7 +52,7 @@ class AgentRLTrainer:
         values: Json = {"base_model": self.path, "train_data": config.train_data}
         values |= config.settings
         values |= getattr(config, own_name)
-        self.settings = parse_config(method.load_config_class(), values, own_name)
+        self.settings: Any = parse_config(method.load_config_class(), values, own_name)
         output = output or f"runs/{config.algorithm}"
         trainer_class = method.load_trainer_class()
         self.trainer = trainer_class(self.settings, output, reward_model, evaluate)

@@ -13,20 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from sharpen.data.sources import resolve
-from sharpen.kinds import KindEnvironment
 from sharpen.models.load import attach_lora
 from sharpen.records import RunFolder, atomic_folder, read_json, sha256_file
 from sharpen.render import Renderer, hermes_template
 from sharpen.train.config.run import RunConfig
 from sharpen.train.learner import Learner
 from sharpen.train.run import first_process
-from sharpen.types import Json, MakeEnvironment, SharpenError
+from sharpen.types import Json, SharpenError
 
 POLICY_ADAPTER = "default"  # the name that PEFT gives to an adapter that is trained
 _BEST = "best"  # the folder of the best weights so far
 _FINAL = "final"
 _SaveModel = Callable[[Path], None]
-_TURNS_IN_NAMED_ENVIRONMENT = 8
 
 
 def open_folder(folder: Path, config: RunConfig) -> None:
@@ -61,15 +59,6 @@ def _check_disk(folder: Path, config: RunConfig) -> None:
         raise SharpenError(
             f"{folder}: checkpoints need about {needed >> 20} MiB, the disk has {free >> 20} MiB"
         )
-
-
-def turn_limit(max_turns: int, make_environment: MakeEnvironment) -> int:
-    """Returns how many turns an episode may take, of a setting whose 0 leaves it open: the limit of
-    each task's kind (0) in the kind's own environment; 8 in an environment that somebody named,
-    where a kind of one turn may be played over several."""
-    if max_turns or make_environment is KindEnvironment:
-        return max_turns
-    return _TURNS_IN_NAMED_ENVIRONMENT
 
 
 def make_trainable(model: Any, config: RunConfig) -> Any:
