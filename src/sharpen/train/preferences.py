@@ -64,8 +64,7 @@ def generate_preference_pairs(
     """Returns the best and the worst of `samples` of each task, by the reward against the task's
     own gold. Tasks whose samples are all equally good give no pair.
 
-    `policy` gives ids (`LocalPolicy`). `max_turns` of 0 takes the limit of each task's kind, or
-    in an environment of the caller's own 8 turns.
+    `policy` gives ids (`LocalPolicy`). `max_turns` of 0 takes the limit of each task's kind.
     """
     how = PlaySettings(
         reward,
