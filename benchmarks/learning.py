@@ -37,15 +37,16 @@ from sharpen.data.generate.dialog_draft import parts
 from sharpen.data.sources import read_dialogs, read_tasks
 from sharpen.envs.find import find_environment
 from sharpen.envs.perturb import Perturbation
-from sharpen.evals.evaluator import evaluate
 from sharpen.records import RunFolder, atomic_folder, write_jsonl
 from sharpen.rewards.agent import PENALTIES, WEIGHTS, AgentRewardModel
-from sharpen.rows import dialog_to_row, task_to_row
+from sharpen.rows import dialog_to_row, message_to_wire, task_to_row
+from sharpen.scored_rollout import PlaySettings, score_trajectories
+from sharpen.scored_rollout import play as play_tasks
 from sharpen.train.config.grpo import GRPOConfig
 from sharpen.train.config.sft import AgentSFTConfig
 from sharpen.train.grpo import GRPOTrainer
 from sharpen.train.run import Interrupted
-from sharpen.types import Dialog, Json, Sampling, Task
+from sharpen.types import Dialog, Json, Sampling, Score, Task, Trajectory
 from sharpen.world.episode import shipped_world
 
 STAGES = ("data", "sft", "grpo", "measure")
@@ -199,15 +200,35 @@ def folded(said: Any) -> str:
 
 def play(policy: Any, data: Path) -> list[Json]:
     """Greedy answers to the tasks of a file and what became of them, with the tasks' kinds."""
-    tasks, make = list(read_tasks(str(data))), find_environment(GRPO["env"])
-    sampling, turns = Sampling(GRPO["max_tokens"]), GRPO["max_turns"]
-    found = evaluate(policy, tasks, AgentRewardModel(REWARD), sampling, data.stem, make, turns)
-    needs = ["calls" if "state" in task.gold else "decisions" for task in tasks]
-    about = [
-        {"needs": needed, "kind": task.kind, "difficulty": task.difficulty}
-        for needed, task in zip(needs, tasks, strict=True)
-    ]
-    return list(map(dict.__or__, found.records, about))
+    tasks = list(read_tasks(str(data)))
+    how = PlaySettings(
+        AgentRewardModel(REWARD),
+        Sampling(GRPO["max_tokens"]),
+        find_environment(GRPO["env"]),
+        GRPO["max_turns"],
+    )
+    trajectories = play_tasks(policy, tasks, how)
+    scores = score_trajectories(tasks, trajectories, how.reward)
+    return [outcome(*item) for item in zip(tasks, trajectories, scores, strict=True)]
+
+
+def outcome(task: Task, trajectory: Trajectory, score: Score) -> Json:
+    """One task's row: what was answered, what it is worth, and what kind of task it was."""
+    turns = trajectory.turns
+    return {
+        "id": task.id,
+        "stop": trajectory.stop.value,
+        "value": score.value,
+        **score.parts,
+        "feedback": score.feedback,
+        "answer": message_to_wire(turns[-1].message) if turns else {},
+        "turns": len(turns),
+        "unparsed": [call.raw for turn in turns for call in turn.message.unparsed],
+        "tokens": sum(len(turn.ids) for turn in turns),
+        "needs": "calls" if "state" in task.gold else "decisions",
+        "kind": task.kind,
+        "difficulty": task.difficulty,
+    }
 
 
 def train_sft(options: Any) -> None:
