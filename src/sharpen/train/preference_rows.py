@@ -20,7 +20,7 @@ from sharpen.rewards.learned import turn_ends
 from sharpen.types import Datum, Dialog, Json, Preference, RowError, SharpenError
 
 PairRow = list[Datum]  # chosen and rejected; for KTO then both sides of another pair
-SIDES = ("chosen", "rejected")
+_SIDES = ("chosen", "rejected")
 _MAX_NAMED_ROWS = 5  # in a message
 
 
@@ -38,9 +38,9 @@ def pair_rows(pairs: Sequence[Preference], renderer: Renderer) -> list[PairRow]:
     for pair, own in zip(pairs, has_own_ids, strict=True):
         if own:
             ids_of_side = pair.metadata["sampled"]
-            row = [_ids_from_row(ids_of_side.get(side), pair.id) for side in SIDES]
+            row = [_ids_from_row(ids_of_side.get(side), pair.id) for side in _SIDES]
         else:
-            row = [_keep_answer(next(rendered), pair, side) for side in SIDES]
+            row = [_keep_answer(next(rendered), pair, side) for side in _SIDES]
         if np.array_equal(row[0].ids, row[1].ids):
             raise RowError(pair.id, "chosen and rejected are the same")
         rows.append(row)
