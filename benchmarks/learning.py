@@ -32,21 +32,21 @@ import numpy as np
 from learning_report import PARTS, report
 
 from sharpen.config import load_yaml
-from sharpen.data.generate.build import File, Guard, divide_by_shares, fill_file, start_workers
+from sharpen.data.generate.build import File, Guard, fill_file, portions, workers_of
 from sharpen.data.generate.dialog_draft import parts
 from sharpen.data.sources import read_dialogs, read_tasks
 from sharpen.envs.find import find_environment
 from sharpen.envs.perturb import Perturbation
-from sharpen.evals.evaluator import AgentTrainingEvaluator
-from sharpen.evals.items import Suite
 from sharpen.records import RunFolder, atomic_folder, write_jsonl
 from sharpen.rewards.agent import PENALTIES, WEIGHTS, AgentRewardModel
-from sharpen.rows import dialog_to_row, task_to_row
+from sharpen.rows import dialog_to_row, message_to_wire, task_to_row
+from sharpen.scored_rollout import PlaySettings, score_trajectories
+from sharpen.scored_rollout import play as play_tasks
 from sharpen.train.config.grpo import GRPOConfig
 from sharpen.train.config.sft import AgentSFTConfig
 from sharpen.train.grpo import GRPOTrainer
 from sharpen.train.run import Interrupted
-from sharpen.types import Dialog, Json, Task
+from sharpen.types import Dialog, Json, Sampling, Score, Task, Trajectory
 from sharpen.world.episode import shipped_world
 
 STAGES = ("data", "sft", "grpo", "measure")
@@ -105,8 +105,7 @@ def main() -> None:
 
 def in_processes(options: Any, stage: str, ends: dict[str, str]) -> None:
     """A process for each that has not left its file yet, with its log in FOLDER."""
-    failed = []
-    running = []
+    failed, running = [], []
     for name in (name for name in ends if not (options.folder / ends[name]).exists()):
         log = options.folder / f"{name}-{stage}.log"
         command = [sys.executable, *sys.argv, "--stage", stage, "--one", name]
@@ -122,8 +121,7 @@ def in_processes(options: Any, stage: str, ends: dict[str, str]) -> None:
 
 
 def build_data(options: Any) -> None:
-    folder = options.folder / "data"
-    archive = options.folder / "data.tar.xz"
+    folder, archive = options.folder / "data", options.folder / "data.tar.xz"
     if folder.is_dir():
         return
     if archive.is_file():
@@ -147,8 +145,7 @@ def build_data(options: Any) -> None:
 
 def in_other_words(dialogs: Sequence[Dialog]) -> list[Dialog]:
     """The dialogs, and each twice with its tools named in words of their descriptions."""
-    told = [*dialogs]
-    tasks = [Task(dialog.id, "", dialog.tools) for dialog in dialogs]
+    told, tasks = [*dialogs], [Task(dialog.id, "", dialog.tools) for dialog in dialogs]
     for seed in (1, 2):
         changed = Perturbation(tasks, ["reword"], seed)
         told += [replace(changed.dialog(d), id=f"{d.id}-{seed}") for d in dialogs]
@@ -159,11 +156,10 @@ def draw_tasks(counts: Sequence[int], guard: Guard) -> dict[str, list[Task]]:
     train, *dev = (count // len(PARTS) for count in counts)
     sets: dict[str, list[Task]] = {name: [] for name in ("train", "curve", "evaluate")}
     asked = set[str]()
-    with start_workers(0, shipped_world()) as run:
+    with workers_of(0, shipped_world()) as run:
         for split, part in product(("dev", "train"), PARTS):
             shares = {kind: about.share for kind, about in parts()[part].kinds.items()}
-            quotas = divide_by_shares(train, shares)
-            wanted = [divide_by_shares(count, shares) for count in dev]
+            quotas, wanted = portions(train, shares), [portions(count, shares) for count in dev]
             if split == "dev":  # some ask the same in two parts
                 quotas = {kind: sum(w[kind] for w in wanted) * 6 // 5 + 2 for kind in shares}
             file = File(f"learning_{split}/{part}.jsonl", split, quotas, part, extended=True)
@@ -205,18 +201,34 @@ def folded(said: Any) -> str:
 def play(policy: Any, data: Path) -> list[Json]:
     """Greedy answers to the tasks of a file and what became of them, with the tasks' kinds."""
     tasks = list(read_tasks(str(data)))
-    environment = find_environment(GRPO["env"])
-    reward = AgentRewardModel(REWARD)
-    suite = Suite(data.stem, tasks, reward, environment, GRPO["max_tokens"], GRPO["max_turns"])
-    evaluator = AgentTrainingEvaluator(suite, options={"general": False})
-    evaluator.evaluate(policy)
-    records = [{**row["parts"], **row} for row in evaluator.items[0]]
-    needs = ["calls" if "state" in task.gold else "decisions" for task in tasks]
-    about = [
-        {"needs": needed, "kind": task.kind, "difficulty": task.difficulty}
-        for needed, task in zip(needs, tasks, strict=True)
-    ]
-    return list(map(dict.__or__, records, about))
+    how = PlaySettings(
+        AgentRewardModel(REWARD),
+        Sampling(GRPO["max_tokens"]),
+        find_environment(GRPO["env"]),
+        GRPO["max_turns"],
+    )
+    trajectories = play_tasks(policy, tasks, how)
+    scores = score_trajectories(tasks, trajectories, how.reward)
+    return [outcome(*item) for item in zip(tasks, trajectories, scores, strict=True)]
+
+
+def outcome(task: Task, trajectory: Trajectory, score: Score) -> Json:
+    """One task's row: what was answered, what it is worth, and what kind of task it was."""
+    turns = trajectory.turns
+    return {
+        "id": task.id,
+        "stop": trajectory.stop.value,
+        "value": score.value,
+        **score.parts,
+        "feedback": score.feedback,
+        "answer": message_to_wire(turns[-1].message) if turns else {},
+        "turns": len(turns),
+        "unparsed": [call.raw for turn in turns for call in turn.message.unparsed],
+        "tokens": sum(len(turn.ids) for turn in turns),
+        "needs": "calls" if "state" in task.gold else "decisions",
+        "kind": task.kind,
+        "difficulty": task.difficulty,
+    }
 
 
 def train_sft(options: Any) -> None:
@@ -224,9 +236,7 @@ def train_sft(options: Any) -> None:
     from sharpen.policy.local import LocalPolicy
     from sharpen.train.sft import AgentSFTTrainer
 
-    folder = options.folder
-    data = options.folder / "data"
-    policies = list[Any]()
+    folder, data, policies = options.folder, options.folder / "data", list[Any]()
     if (folder / "sft/final").is_dir():
         return
     if options.gguf and not (folder / "model").is_dir():
@@ -251,8 +261,7 @@ class Timed(GRPOTrainer):
     ends: tuple[float, ...] = ()  # of the newest steps
 
     def learn(self, groups: Any, state: Json) -> Json:
-        row = super().learn(groups, state)
-        now = time.monotonic()
+        row, now = super().learn(groups, state), time.monotonic()
         done = self.learner.steps_done // self.config.updates
         self.ends = (*self.ends, now)[-9:]
         left = self.total_steps - done
@@ -268,8 +277,7 @@ class Timed(GRPOTrainer):
 
 
 def train_grpo(options: Any, name: str) -> None:
-    data = options.folder / "data"
-    output = options.folder / name
+    data, output = options.folder / "data", options.folder / name
     given = GRPO | {"base_model": str(options.folder / "sft/final"), "seed": int(name[5:])}
     given |= {"train_data": str(data / "train.jsonl"), "dev_data": str(data / "curve.jsonl")}
     config = GRPOConfig(**(given | load_yaml(None, options.grpo)))
@@ -289,8 +297,7 @@ def measure(options: Any, name: str) -> None:
     from sharpen.policy.local import LocalPolicy
 
     policy = LocalPolicy.load(ModelConfig(base_model=str(options.folder / name / "final")))
-    rows = []
-    kept = ("id", "needs", "kind", "difficulty", "task_completion", "stop", "turns")
+    rows, kept = [], ("id", "needs", "kind", "difficulty", "task_completion", "stop", "turns")
     for part in ("evaluate", *(("curve",) if name == "sft" else ())):
         found = play(policy, options.folder / "data" / f"{part}.jsonl")
         if part == "evaluate":  # to be looked at

@@ -4,6 +4,9 @@ against a frozen copy of it, and save an adapter of the same base."""
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -258,3 +261,30 @@ def test_what_does_not_fit_the_adapter_is_said(adapter, monkeypatch, more, probl
 def test_settings_that_agree_may_be_given(adapter):
     more = {"lora_r": RANK, "lora_alpha": 8, "lora_target_modules": TARGETS[::-1]}
     prepared(grpo_config(adapter, "x.jsonl", **more))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_two_processes_continue_an_adapter_like_one(guesser, adapter, tmp_path, parallel):
+    """The reference is asked before the first step: switching adapters freezes nothing for good."""
+    data = write(tmp_path / "pairs.jsonl", pairs(24))
+    common = ["-m", "sharpen.cli.main", "train", "dpo", "--sft-model", str(adapter), "--data", data]
+    common += ["device=cpu", "batch_size=6", "gradient_accumulation=1", "token_budget=150"]
+    common += ["learning_rate=1e-3", "--output"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    for name, start, more in (("one", [], []), ("two", launcher, [f"parallel={parallel}"])):
+        command = [sys.executable, *start, *common, str(tmp_path / name), *more]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr[-3000:]
+    one, two = (metrics(tmp_path / name) for name in ("one", "two"))
+    assert len(one) == len(two) == 4 and two[0]["margin"] == pytest.approx(0, abs=1e-5)
+    for key in ("loss", "norm", "margin"):
+        np.testing.assert_allclose(
+            [row[key] for row in one], [row[key] for row in two], rtol=1e-3, atol=1e-5
+        )
+    assert one[-1]["norm"] > 0
+    weights = [load_file(tmp_path / n / "final/adapter_model.safetensors") for n in ("one", "two")]
+    assert base_of_adapter(tmp_path / "two" / "final") == str(guesser)
+    for name, value in weights[0].items():
+        torch.testing.assert_close(value, weights[1][name], rtol=1e-3, atol=1e-4)
