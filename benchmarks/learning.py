@@ -32,8 +32,10 @@ import numpy as np
 from learning_report import PARTS, report
 
 from sharpen.config import load_yaml
-from sharpen.data.generate.build import File, Guard, fill_file, portions, workers_of
-from sharpen.data.generate.dialog_draft import parts
+from sharpen.data.generate.build import divide_by_shares, fill_file, start_workers
+from sharpen.data.generate.draw import BuiltFile
+from sharpen.data.generate.guard import Guard
+from sharpen.data.generate.sets import parts
 from sharpen.data.sources import read_dialogs, read_tasks
 from sharpen.envs.find import find_environment
 from sharpen.envs.perturb import Perturbation
@@ -105,7 +107,8 @@ def main() -> None:
 
 def in_processes(options: Any, stage: str, ends: dict[str, str]) -> None:
     """A process for each that has not left its file yet, with its log in FOLDER."""
-    failed, running = [], []
+    failed = []
+    running = []
     for name in (name for name in ends if not (options.folder / ends[name]).exists()):
         log = options.folder / f"{name}-{stage}.log"
         command = [sys.executable, *sys.argv, "--stage", stage, "--one", name]
@@ -121,7 +124,8 @@ def in_processes(options: Any, stage: str, ends: dict[str, str]) -> None:
 
 
 def build_data(options: Any) -> None:
-    folder, archive = options.folder / "data", options.folder / "data.tar.xz"
+    folder = options.folder / "data"
+    archive = options.folder / "data.tar.xz"
     if folder.is_dir():
         return
     if archive.is_file():
@@ -145,7 +149,8 @@ def build_data(options: Any) -> None:
 
 def in_other_words(dialogs: Sequence[Dialog]) -> list[Dialog]:
     """The dialogs, and each twice with its tools named in words of their descriptions."""
-    told, tasks = [*dialogs], [Task(dialog.id, "", dialog.tools) for dialog in dialogs]
+    told = [*dialogs]
+    tasks = [Task(dialog.id, "", dialog.tools) for dialog in dialogs]
     for seed in (1, 2):
         changed = Perturbation(tasks, ["reword"], seed)
         told += [replace(changed.dialog(d), id=f"{d.id}-{seed}") for d in dialogs]
@@ -156,13 +161,14 @@ def draw_tasks(counts: Sequence[int], guard: Guard) -> dict[str, list[Task]]:
     train, *dev = (count // len(PARTS) for count in counts)
     sets: dict[str, list[Task]] = {name: [] for name in ("train", "curve", "evaluate")}
     asked = set[str]()
-    with workers_of(0, shipped_world()) as run:
+    with start_workers(0, shipped_world()) as run:
         for split, part in product(("dev", "train"), PARTS):
             shares = {kind: about.share for kind, about in parts()[part].kinds.items()}
-            quotas, wanted = portions(train, shares), [portions(count, shares) for count in dev]
+            quotas = divide_by_shares(train, shares)
+            wanted = [divide_by_shares(count, shares) for count in dev]
             if split == "dev":  # some ask the same in two parts
                 quotas = {kind: sum(w[kind] for w in wanted) * 6 // 5 + 2 for kind in shares}
-            file = File(f"learning_{split}/{part}.jsonl", split, quotas, part, extended=True)
+            file = BuiltFile(f"learning_{split}/{part}.jsonl", split, quotas, part, extended=True)
             rows: Any = fill_file(file, SEED, guard, run, lambda _: None)
             if split == "train":
                 sets["train"] += rows
@@ -236,7 +242,9 @@ def train_sft(options: Any) -> None:
     from sharpen.policy.local import LocalPolicy
     from sharpen.train.sft import AgentSFTTrainer
 
-    folder, data, policies = options.folder, options.folder / "data", list[Any]()
+    folder = options.folder
+    data = options.folder / "data"
+    policies = list[Any]()
     if (folder / "sft/final").is_dir():
         return
     if options.gguf and not (folder / "model").is_dir():
@@ -261,7 +269,8 @@ class Timed(GRPOTrainer):
     ends: tuple[float, ...] = ()  # of the newest steps
 
     def learn(self, groups: Any, state: Json) -> Json:
-        row, now = super().learn(groups, state), time.monotonic()
+        row = super().learn(groups, state)
+        now = time.monotonic()
         done = self.learner.steps_done // self.config.updates
         self.ends = (*self.ends, now)[-9:]
         left = self.total_steps - done
@@ -277,7 +286,8 @@ class Timed(GRPOTrainer):
 
 
 def train_grpo(options: Any, name: str) -> None:
-    data, output = options.folder / "data", options.folder / name
+    data = options.folder / "data"
+    output = options.folder / name
     given = GRPO | {"base_model": str(options.folder / "sft/final"), "seed": int(name[5:])}
     given |= {"train_data": str(data / "train.jsonl"), "dev_data": str(data / "curve.jsonl")}
     config = GRPOConfig(**(given | load_yaml(None, options.grpo)))
@@ -297,7 +307,8 @@ def measure(options: Any, name: str) -> None:
     from sharpen.policy.local import LocalPolicy
 
     policy = LocalPolicy.load(ModelConfig(base_model=str(options.folder / name / "final")))
-    rows, kept = [], ("id", "needs", "kind", "difficulty", "task_completion", "stop", "turns")
+    rows = []
+    kept = ("id", "needs", "kind", "difficulty", "task_completion", "stop", "turns")
     for part in ("evaluate", *(("curve",) if name == "sft" else ())):
         found = play(policy, options.folder / "data" / f"{part}.jsonl")
         if part == "evaluate":  # to be looked at

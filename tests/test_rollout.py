@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from sharpen.calls import assistant_text
 from sharpen.config import ConfigError
 from sharpen.envs.find import find_environment
 from sharpen.envs.one_turn import OneTurn
@@ -17,7 +18,7 @@ from sharpen.models.load import ModelConfig
 from sharpen.pipeline import Recipe, run_recipe
 from sharpen.policy.local import LocalPolicy
 from sharpen.records import write_jsonl
-from sharpen.render import Renderer, assistant_text
+from sharpen.render import Renderer
 from sharpen.rollout import Limits, rollout
 from sharpen.rows import task_to_row
 from sharpen.scored_rollout import score_trajectories

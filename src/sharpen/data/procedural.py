@@ -19,8 +19,10 @@ from pydantic import Field
 
 from sharpen.calls import assistant_text, compact_json
 from sharpen.config import Config, parse_config
-from sharpen.data.generate.dialog_draft import frames, mentioned_parameters, split_categories
+from sharpen.data.generate.dialog_draft import mentioned_parameters
 from sharpen.data.generate.plans import calls_to_json
+from sharpen.data.generate.sets import frames
+from sharpen.data.generate.tool_pool import split_categories
 from sharpen.types import Message, SharpenError, Task, ToolCall
 from sharpen.world.episode import shipped_world
 from sharpen.world.fields import Family

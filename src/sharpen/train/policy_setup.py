@@ -23,7 +23,8 @@ from sharpen.models.load import load_model, load_tokenizer
 from sharpen.render import Renderer
 from sharpen.train.config.dpo import DPOConfig
 from sharpen.train.config.online import RLConfig
-from sharpen.train.learner import Learner, LogprobModel
+from sharpen.train.decoder import LogprobModel
+from sharpen.train.learner import Learner
 from sharpen.train.run_setup import POLICY_ADAPTER, make_trainable, save_trained
 from sharpen.types import Datum, SharpenError
 

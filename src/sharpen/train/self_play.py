@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from sharpen.data.generate.dialog_draft import split_categories
+from sharpen.data.generate.tool_pool import split_categories
 from sharpen.kinds import KindEnvironment, KindReward
 from sharpen.rows import task_from_row, task_to_row
 from sharpen.scored_rollout import NOT_THE_MODELS_FAULT, PlaySettings, play, score_trajectories

@@ -13,12 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from sharpen.calls import compact_json
 from sharpen.data.generate.mistakes import make_mistake
-
-# `parts` and `split_categories` are for other folders, which import them from this file
-from sharpen.data.generate.sets import RowKind, frames, parts  # noqa: F401
-from sharpen.data.generate.tool_pool import (  # noqa: F401
+from sharpen.data.generate.sets import RowKind, frames
+from sharpen.data.generate.tool_pool import (
     ToolPool,
-    split_categories,
     tools_to_withhold,
 )
 from sharpen.types import Json, Message, ToolCall
