@@ -12,11 +12,11 @@ WORKERS ?= 2
 quickstart: install ## set up, then run the main job end to end on the default model
 	$(BIN)/sharpen run quickstart --out runs/quickstart
 
-test: install-dev models ## everything that is quick: style, types, sizes, tests with coverage
+test: install-dev models ## everything that is quick: style, types, tests with coverage
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/pyright
-	-$(BIN)/python tests/style.py | tail -n 1
+	$(BIN)/python tests/style.py
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term:skip-covered
 
 test-slow: install-dev install-oracle models system ## kill -9, oracles, the installed wheel; nothing is skipped here
