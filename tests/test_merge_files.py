@@ -295,6 +295,6 @@ def test_search_by_dev_loss_and_evaluation_by_tasks(tmp_path, sharpen, pico_fold
     )
     assert code == 0, err
     abilities = json.loads(text.splitlines()[-1])["abilities"]
-    assert abilities["overall"] == 0.0 and abilities["call"]["count"] == 4
+    assert abilities["overall"] == 0.0 and abilities["calls"]["count"] == 4
     code, _, err = sharpen("merge", "search", str(recipe), out)
     assert code == 2 and "give --dev FILE or --objective" in err

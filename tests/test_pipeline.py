@@ -35,11 +35,11 @@ def test_quickstart_runs_and_then_is_complete(tmp_path):
     adapter = (tmp_path / "run" / "sft" / "final" / "adapter_config.json").read_text()
     assert '"r": 16' in adapter
     assert any("valid_call: " in line and "[" in line for line in said)
-    stamp = (tmp_path / "run" / "before" / "records.jsonl").stat().st_mtime_ns
+    stamp = (tmp_path / "run" / "before" / "items.jsonl").stat().st_mtime_ns
     again, said = run(tmp_path / "run")
     assert again == results
     assert [line for line in said if "already complete" in line] == said
-    assert (tmp_path / "run" / "before" / "records.jsonl").stat().st_mtime_ns == stamp
+    assert (tmp_path / "run" / "before" / "items.jsonl").stat().st_mtime_ns == stamp
 
 
 def test_a_changed_output_is_made_again_with_all_that_follows(tmp_path):
@@ -169,4 +169,4 @@ def test_the_way_without_fine_tuning_runs_on_the_toy_model(tmp_path):
     small += [f"stages.2.settings.{name}={value}" for name, value in settings.items()]
     small += ["stages.2.dev=procedural/arithmetic:test?count=2"]
     results = run_recipe(load_recipe("r1_zero", small), tmp_path / "run", lambda text: None)
-    assert results["grpo"]["step"] == 2 and results["after"]["value"]["count"] == 4
+    assert results["grpo"]["step"] == 2 and results["after"]["reward"]["count"] == 4

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import hostile
-from sharpen.sandbox import FLOOD, Limits, Sandbox, SandboxResult, Worker, descendants
+from sharpen.sandbox import FLOOD_FACTOR, Limits, Sandbox, SandboxResult, Worker, descendants
 from sharpen.types import SharpenError
 
 SECRET = "correct horse battery staple"
@@ -246,7 +246,7 @@ def test_limits(sandbox):
     assert cut.truncated and cut.ok and cut.stdout == "x" * 1024
     flood = sandbox.run("while True: print('x' * 1000)", limits=Limits(output_kb=1))
     assert flood.stopped == "flood" and flood.truncated
-    assert FLOOD < 1000
+    assert FLOOD_FACTOR < 1000
     assert "MemoryError" in sandbox.run("bytearray(300 << 20)").stderr
     assert sandbox.run("bytearray(300 << 20)", limits=Limits(memory_mb=512)).ok
     with pytest.raises(SharpenError, match="wall_s"):

@@ -331,6 +331,7 @@ def _run_evaluate(stage: EvaluateStage, context: _Context) -> Json:
     from sharpen.evals.intervals import Figure
     from sharpen.kinds import environment_by_name
     from sharpen.models.load import ModelConfig
+    from sharpen.policy.find import find_policy
     from sharpen.policy.local import LocalPolicy
     from sharpen.rewards.compose import build_reward
 
@@ -340,10 +341,19 @@ def _run_evaluate(stage: EvaluateStage, context: _Context) -> Json:
     if stage.reward:
         suite = replace(suite, reward=build_reward(stage.reward), metrics=("reward", "accuracy"))
     model = ModelConfig(base_model=context.source(stage.model))
-    policy = LocalPolicy.load(model, stage.template, stage.batch_size)
+
+    def load_policy() -> LocalPolicy:
+        return LocalPolicy.load(model, stage.template, stage.batch_size)
+
+    source = find_policy(model.base_model)
+    source = replace(source, open=load_policy, template=stage.template)
     options = EvaluateOptions(general=False, max_tokens=stage.max_tokens)
+    if (context.folder / "results.json").is_file():
+        # finished, and yet the stage is not complete: of other weights or tasks
+        for path in context.folder.iterdir():
+            path.unlink()
     evaluator = AgentTrainingEvaluator(suite, context.folder, options=options)
-    figures = evaluator.evaluate(policy)
+    figures = evaluator.evaluate(source)
     for name, figure in figures.items():
         context.say(f"  {name}: {Figure(**figure)}")
     return figures

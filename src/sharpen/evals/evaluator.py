@@ -163,6 +163,7 @@ class AgentTrainingEvaluator:
             weights=player.digest,
             code=code_digest(),
             own_code=own_code_digest(suites),
+            template=player.template,
             reward=_name_of(suites[0].reward),
             env=_name_of(suites[0].make_environment),
             max_turns=suites[0].max_turns,

@@ -28,6 +28,7 @@ class PolicySource:
     name: str
     digest: str
     open: Callable[[], Policy]
+    template: str = "auto"  # of a model on this machine
 
     @property
     def is_cacheable(self) -> bool:
@@ -38,6 +39,8 @@ class PolicySource:
 def find_policy(model: Any, tokenizer: Any = None, api_key_env: str = "") -> PolicySource:
     """Returns the policy behind `http://host:8000/v1#model`, a folder, a name, a model in memory,
     or a policy object."""
+    if isinstance(model, PolicySource):
+        return model
     if hasattr(model, "respond"):
         identity = f"{_OBJECT}{os.getpid()} {id(model)}"
         return PolicySource(type(model).__name__, identity, lambda: model)
