@@ -12,6 +12,7 @@ import pytest
 
 from sharpen.envs.one_turn import OneTurn
 from sharpen.models.load import ModelConfig
+from sharpen.policy.find import find_policy
 from sharpen.policy.local import LocalPolicy
 from sharpen.policy.remote import RemoteLimits
 from sharpen.policy.vllm import VLLMPolicy
@@ -65,6 +66,14 @@ def test_ids_and_logprobs_are_those_that_the_model_sampled(server, pico):
     assert params["logprobs"] == 0
     seeds = {body["sampling_params"]["seed"] for body in server.bodies}
     assert len(seeds) == len(ASK) + 1  # one per prompt, and that of the check at the start
+
+
+def test_a_server_is_found_by_name(server, pico):
+    """`sharpen evaluate --model vllm+http://…#pico` samples what the model samples here."""
+    policy = find_policy(f"vllm+{server.url}#pico").open()
+    check_equal_turns(policy.respond(ASK, WARM), pico.respond(ASK, WARM))
+    with pytest.raises(SharpenError, match="name the served model"):
+        find_policy(f"vllm+{server.url}")
 
 
 class Chat(OneTurn):

@@ -101,7 +101,7 @@ def _feature_checks() -> list[Check]:
         path = shutil.which(program)
         fix = f"as root: make {target}, or apt-get install {package}"
         checks.append(_make_check(package, bool(path), path or "not found", fix))
-    for module, extra in (("bitsandbytes", "gpu"), ("liger_kernel", "gpu"), ("ray", "ray")):
+    for module, extra in (("bitsandbytes", "gpu"), ("liger_kernel", "gpu")):
         is_installed = importlib.util.find_spec(module) is not None
         found = "installed" if is_installed else "not installed"
         checks.append(_make_check(module, is_installed, found, f"pip install 'sharpen[{extra}]'"))

@@ -11,7 +11,8 @@ from sharpen.cli.shared import AsJson, Pairs, end_with
 from sharpen.types import SharpenError
 
 Model = Annotated[
-    str, Option(help="Folder, run, adapter, name, http://host/v1#model, baseline:gold.")
+    str,
+    Option(help="Folder, run, adapter, name, http://host/v1#model, vllm+http://…, baseline:gold."),
 ]
 Benchmark = Annotated[str, Option(help="agent_benchmark:test, bfcl:PATH, needle:8000 ...")]
 

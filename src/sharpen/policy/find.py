@@ -17,6 +17,7 @@ from sharpen.models.find import MANIFEST, find_model
 from sharpen.render import Renderer
 from sharpen.types import Policy, SharpenError
 
+_VLLM_PREFIX = "vllm+"  # before the address of a vLLM server
 _OBJECT = "object "  # how the digest of a policy in memory begins: it has no lasting identity
 
 
@@ -37,8 +38,8 @@ class PolicySource:
 
 
 def find_policy(model: Any, tokenizer: Any = None, api_key_env: str = "") -> PolicySource:
-    """Returns the policy behind `http://host:8000/v1#model`, a folder, a name, a model in memory,
-    or a policy object."""
+    """Returns the policy behind `http://host:8000/v1#model`, `vllm+http://host:8000#model`, a
+    folder, a name, a model in memory, or a policy object."""
     if isinstance(model, PolicySource):
         return model
     if hasattr(model, "respond"):
@@ -47,6 +48,8 @@ def find_policy(model: Any, tokenizer: Any = None, api_key_env: str = "") -> Pol
     if hasattr(model, "named_parameters"):
         return _loaded_model(model, tokenizer)
     name = str(model)
+    if name.startswith(_VLLM_PREFIX):
+        return _vllm_server(name, api_key_env)
     if name.startswith(("http://", "https://")):
         return _server(name, api_key_env)
     return PolicySource(name, _weights_digest(find_model(name)), lambda: load_policy(name))
@@ -66,6 +69,23 @@ def _server(name: str, api_key_env: str) -> PolicySource:
     url, _, served_name = name.partition("#")
     policy = RemotePolicy(url, served_name or "default", api_key_env)
     return PolicySource(name, "", lambda: policy)
+
+
+def _vllm_server(name: str, api_key_env: str) -> PolicySource:
+    """A vLLM server by token ids. The served model is named by a folder or a hub name, whose
+    tokenizer renders the prompts."""
+    from sharpen.models.load import load_tokenizer
+    from sharpen.policy.vllm import VLLMPolicy
+
+    url, _, served_name = name.removeprefix(_VLLM_PREFIX).partition("#")
+    if not served_name:
+        raise SharpenError(f"{name}: name the served model, as in {_VLLM_PREFIX}{url}#MODEL")
+
+    def open_policy() -> Policy:
+        renderer = Renderer(load_tokenizer(served_name))
+        return VLLMPolicy(url, served_name, renderer, api_key_env=api_key_env)
+
+    return PolicySource(name, "", open_policy)
 
 
 def _loaded_model(model: Any, tokenizer: Any) -> PolicySource:
