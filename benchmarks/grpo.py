@@ -1,9 +1,9 @@
-"""One GRPO step, ours and TRL's in one run on one device: seconds a step behind the first two.
+"""One GRPO step, ours and TRL's in one run on one device: seconds per step after the first two.
 
     python benchmarks/grpo.py FOLDER --race ours trl trl-static trl-continuous --out race.json
 
 A model of SmolLM2-135M's shape with random weights, every weight trained, 16 prompts of one
-dataset a step, 8 samples each, 256 tokens sampled (nothing ends earlier: the weights are random),
+dataset per step, 8 samples each, 256 tokens sampled (nothing ends earlier: the weights are random),
 temperature 1, no KL, AdamW, bf16 on a GPU; the reward is the number of distinct letters. TRL has
 its own settings as shipped but for one batch a step; `trl-static` has a static cache,
 `trl-continuous` transformers' continuous batching, both no gradient checkpointing. `ours-ahead`

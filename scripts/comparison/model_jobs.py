@@ -40,7 +40,7 @@ def call_tool(call: Json) -> list[Json]:
 
 
 def short_tasks(work: Workplace, part: str, count: int, calls: int) -> list[Json]:
-    """Returns the shortest tasks of a part that need so many calls, each with two tools."""
+    """Returns the shortest tasks of a part that need `calls` calls, each with two tools."""
     tasks = read_rows(work.folder / "data" / "agent_benchmark" / part / "train.jsonl")
     chosen = []
     for task in tasks:

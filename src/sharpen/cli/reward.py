@@ -36,7 +36,7 @@ def _try(
         str, Option(help="Its name, or file.py:name; by default the kind's own.")
     ] = "",
     config: Annotated[str, Option(help="YAML file with a `reward:` block.")] = "",
-    limit: Annotated[int, Option(help="Score so many rows.", min=1)] = 20,
+    limit: Annotated[int, Option(help="Number of rows to score.", min=1)] = 20,
     as_json: AsJson = False,
 ) -> None:
     """Score rows and print the breakdown; for rows without a response, of gold and of nothing.

@@ -346,7 +346,7 @@ def _reword(descriptions: Mapping[str, str], rng: Random) -> dict[str, str]:
 
 
 def _unused_name(name: str, taken: set[str]) -> str:
-    """The name, with a number behind it if it is taken."""
+    """The name, with a number added if it is taken."""
     if name not in taken:
         return name
     number = 2

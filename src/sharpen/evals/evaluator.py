@@ -132,7 +132,7 @@ class AgentTrainingEvaluator:
         return shown
 
     def _suites(self, split: str) -> list[Suite]:
-        """The benchmark's suite, and the general items behind it."""
+        """The benchmark's suite, followed by the general items."""
         suites = [self._suite(split)]
         if self.options.general and suites[0].name != GENERAL:
             suites.append(load_benchmark(GENERAL))

@@ -20,7 +20,7 @@ _MARK = ".py:"  # what `file.py:name` is known by
 
 
 def own_code_digest(suites: Iterable[Suite]) -> str:
-    """Returns one hash of the user's own files behind the suites; "" without any."""
+    """Returns one hash of the user's own files that the suites use; "" without any."""
     files: set[Path] = set()
     for suite in suites:
         files |= _files_of_object(suite.reward) | _files_of_object(suite.make_environment)

@@ -21,7 +21,7 @@ from sharpen.types import Json, SharpenError
 _GIB = 1 << 30
 # bytes per weight, with the constants of quantisation
 _BYTES_PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "8bit": 1.06, "4bit": 0.56}
-_LOGITS_CHUNK_TOKENS = 8192  # cross-entropy is computed in chunks of so many tokens
+_LOGITS_CHUNK_TOKENS = 8192  # cross-entropy is computed in chunks of this many tokens
 _USABLE_MEMORY = 0.95  # share of a card's memory that a run may fill
 
 
@@ -296,7 +296,7 @@ def estimate_inference(
 
 
 # The resource table of the pipeline's specification (section 6.1): stage, data, GB, hours, and
-# the settings behind them.
+# the settings that they are for.
 SPEC_TABLE: tuple[tuple[str, str, float, float, Preset], ...] = (
     ("SFT", "4K dialogs", 60, 8, Preset(load_in_8bit=True)),
     (

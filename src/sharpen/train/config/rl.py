@@ -96,8 +96,3 @@ class RLRunConfig(RunConfig, SamplingConfig, AliasedConfig):
     perturb_share: float = Field(
         0.5, gt=0, le=1, description="Share of training tasks whose tools are changed."
     )
-
-    @property
-    def updates(self) -> int:
-        """Optimizer steps per step of the run."""
-        raise NotImplementedError
