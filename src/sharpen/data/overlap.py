@@ -202,8 +202,8 @@ def overlap_candidates(
 ) -> Iterator[_RowId]:
     """Yield the rows that may share more than `bound` of their words with these words.
 
-    A row that shares that many words has at least one of the few rarest words, so only the rows with one
-    of those need to be compared. A row can come more than once.
+    A row that shares that many words has at least one of the few rarest words, so only the rows
+    with one of those need to be compared. A row can come more than once.
     """
     needed = math.floor(bound * len(words)) + 1
     rarest_first = sorted(words, key=lambda word: len(rows_with.get(word, ())))

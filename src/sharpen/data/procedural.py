@@ -91,7 +91,7 @@ def _split_of(key: str) -> str:
 def _make_arithmetic_task(
     out_of_distribution: bool, operands: int, largest: int, signs: str, rng: random.Random
 ) -> _Draft:
-    """Draw an expression with a number of `operands`. The last arguments are a level of `frames.yaml`."""
+    """Draw an expression of `operands` numbers. The last arguments are a level of `frames.yaml`."""
     low = 0
     high = largest
     if out_of_distribution:
