@@ -13,8 +13,8 @@ quickstart: install ## set up, then run the main job end to end on the default m
 	$(BIN)/sharpen run quickstart --out runs/quickstart
 
 test: install-dev models ## everything that is quick: style, types, tests with coverage
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks scripts examples
+	$(BIN)/ruff format --check src tests benchmarks scripts examples
 	$(BIN)/pyright
 	$(BIN)/python tests/style.py
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term:skip-covered

@@ -61,13 +61,17 @@ def loaded(spec):
     return load_benchmark(spec, Says(customer))
 
 
+def check_gold(figures) -> None:
+    """Gold is right by every metric. It may break its own schema: what it does is right."""
+    for metric, figure in figures.items():
+        if metric != "valid_call" and figure["count"]:
+            assert figure["mean"] == (0.0 if metric in COUNTED_FAULTS else 1.0), metric
+
+
 def prove(spec, limit=0):
     suite = loaded(spec)
     gold = results(suite, "baseline:gold", limit)
-    for metric, figure in gold["metrics"].items():
-        if metric == "valid_call" or not figure["count"]:
-            continue  # gold may break its own schema: what it does is right all the same
-        assert figure["mean"] == (0.0 if metric in COUNTED_FAULTS else 1.0), metric
+    check_gold(gold["metrics"])
     assert gold["all"]["accuracy"]["mean"] == 1.0
     empty = results(suite, Says(EMPTY), limit)
     assert empty["all"]["accuracy"]["mean"] == 0.0
@@ -84,7 +88,7 @@ def test_gold_is_right_and_nothing_is_wrong(name, place, limit, shared_data):
 @pytest.mark.parametrize(("name", "place", "_"), PUBLISHED)
 def test_gold_of_every_published_row(name, place, _, shared_data):
     gold = results(loaded(f"{name}:{shared_data / place}"), "baseline:gold")["metrics"]
-    assert {f["mean"] for n, f in gold.items() if not n.endswith("rate")} == {1.0}
+    check_gold(gold)
 
 
 @pytest.mark.slow
