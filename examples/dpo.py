@@ -3,8 +3,8 @@
     python examples/dpo.py                  # pico, a tiny random model: seconds on a laptop
     python examples/dpo.py smollm2-135m     # a real model: minutes on a laptop
 
-Prints how the pairs stand before and after training. The margin says how much more the policy
-favours the chosen answer over the rejected one than it did at the start:
+Prints the share of pairs whose chosen answer has the higher reward, before and after training, and
+the mean difference of the two rewards (the margin):
 
     before: 0% of the pairs ranked right, margin 0.00
     after: 100% of the pairs ranked right, margin 1.75

@@ -7,7 +7,7 @@ A reward is a function of the task and of what the model did. `score` gives 1 fo
 and a little for every digit, so that a model that answers in words can learn, too.
 Prints the mean reward of the first and of the last step:
 
-    reward: 0.02 in the first step, 0.11 in the last
+    reward: 0.02 in the first step, 0.11 in the last    (smollm2-135m: 0.00, then 0.43)
 
 From the command line: sharpen train grpo reward=examples/grpo_own_reward.py:score ...
 """

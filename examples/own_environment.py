@@ -6,7 +6,7 @@
 The model guesses a number and is told "higher", "lower" or "correct". `reset` returns the first
 prompt; `step` answers a message and may end the episode. Prints the share of games won by GRPO:
 
-    games won: 6% in the first step, 38% in the last
+    games won: 6% in the first step, 38% in the last    (smollm2-135m: 44%, then 98%)
 """
 
 import sys
