@@ -44,6 +44,7 @@ from sharpen.rewards.agent import PENALTIES, WEIGHTS, AgentRewardModel
 from sharpen.rows import dialog_to_row, message_to_wire, task_to_row
 from sharpen.scored_rollout import PlaySettings, score_trajectories
 from sharpen.scored_rollout import play as play_tasks
+from sharpen.train.callback import EvaluationContext
 from sharpen.train.config.grpo import GRPOConfig
 from sharpen.train.config.sft import AgentSFTConfig
 from sharpen.train.grpo import GRPOTrainer
@@ -239,12 +240,10 @@ def outcome(task: Task, trajectory: Trajectory, score: Score) -> Json:
 
 def train_sft(options: Any) -> None:
     from sharpen.models.smollm2 import build_smollm2
-    from sharpen.policy.local import LocalPolicy
     from sharpen.train.sft import AgentSFTTrainer
 
     folder = options.folder
     data = options.folder / "data"
-    policies = list[Any]()
     if (folder / "sft/final").is_dir():
         return
     if options.gguf and not (folder / "model").is_dir():
@@ -254,9 +253,8 @@ def train_sft(options: Any) -> None:
     given = SFT | {"base_model": base, "train_data": str(data / "sft_train.jsonl")}
     given |= {"dev_data": str(data / "sft_dev.jsonl")} | load_yaml(None, options.sft)
 
-    def metric(model: Any, renderer: Any) -> float:
-        policies[:] = policies or [LocalPolicy(model, renderer)]
-        rows = play(policies[0], data / "curve.jsonl")
+    def metric(context: EvaluationContext) -> float:
+        rows = play(context.policy, data / "curve.jsonl")
         return float(np.mean([row["task_completion"] for row in rows]))
 
     print(AgentSFTTrainer(AgentSFTConfig(**given), folder / "sft", metric).train())

@@ -58,6 +58,7 @@ class AgentSFTTrainer:
         self.callback = callback
         self.model: Any = None
         self.data: TrainingRows | None = None
+        self._policy: LocalPolicy | None = None
 
     def prepare_datasets(self) -> TrainingRows:
         """Read, select and render the rows."""
@@ -123,8 +124,9 @@ class AgentSFTTrainer:
         return row
 
     def _callback_context(self) -> EvaluationContext:
-        policy = LocalPolicy(self.model, self.renderer)
-        return EvaluationContext(self.model, self.renderer, policy, self.learner.steps_done)
+        if self._policy is None:  # one engine for all evaluations: its cache is large
+            self._policy = LocalPolicy(self.model, self.renderer)
+        return EvaluationContext(self.model, self.renderer, self._policy, self.learner.steps_done)
 
     def _write_final(self) -> None:
         """Write `final/`: the best weights if they were measured, otherwise the last."""
