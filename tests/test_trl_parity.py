@@ -116,7 +116,8 @@ def pairs(pico_folder, tmp_path_factory) -> list:
 
 
 def scorer(base: str, data: Path | str = "", **more) -> RewardModelTrainer:
-    given = {"base_model": base, "train_data": str(data), "device": "cpu", **LORA.model_dump()}
+    adapter = LORA.model_dump(exclude={"lora_dropout"})  # a reward model has none
+    given = {"base_model": base, "train_data": str(data), "device": "cpu", **adapter}
     return RewardModelTrainer(RewardModelConfig(**given, **more))
 
 
