@@ -34,7 +34,7 @@ from sharpen.types import (
 )
 
 _MAX_THREADS = 64  # environments at work at once, of those that are not `inline`
-_TURN_BITS = 10  # an episode's seed has room for so many bits of turn number
+_TURN_BITS = 10  # an episode's seed has this many bits for the turn number
 _EPISODE_BITS = 20
 
 

@@ -351,7 +351,7 @@ def call_with_limit(function: Callable[..., Any], values: Json, timeout_s: float
     """Call a function in a daemon thread and wait at most `timeout_s`.
 
     Returns the value, or the exception that was raised; a `TimeoutError` when nothing came. A
-    hanging call is left behind and counted. Code that is not trusted belongs in the sandbox.
+    hanging call is abandoned and counted. Code that is not trusted belongs in the sandbox.
     """
     finished = [thread for thread in _stuck if not thread.is_alive()]
     _stuck.difference_update(finished)
